@@ -13,7 +13,7 @@ import sys
 
 import numpy as np
 from models.gpt import GPT, batch, cross_entropy, standard_library
-from models.reached import reached
+from models.overlap_ratio import describe_overlap
 
 import overlap
 from overlap import parallel
@@ -30,19 +30,20 @@ async def train(rank: overlap.Rank, text: np.ndarray, steps: int, stage: paralle
             for name, layer in gpt.layers.items():
                 out = rank.compute(layer.forward, model[name], x)
                 x, saved[name] = out[0], out[1]
-            told = rank.compute(cross_entropy, x, y)
-            grad = told[0]
+            both = rank.compute(cross_entropy, x, y)
+            grad, loss = both[0], both[1]
             for name, layer in reversed(gpt.layers.items()):
                 back = rank.compute(layer.backward, model[name], saved[name], grad)
                 grad = back[0]
                 model.reduce(name, back[1])
             await model.step()
     if rank.rank == 0:
-        print(f"stage {stage}, step {steps}: loss {await told[1]!r}\n{model.memory().beside(model.expected_memory())}")
+        print(f"stage {stage}, step {steps}: loss {await loss!r}\n{model.memory().beside(model.expected_memory())}")
     await model.finish()
     return rank.recorder
 
 
 if __name__ == "__main__":
+    steps = int(sys.argv[1]) if sys.argv[1:] else 40
     for stage in (2, 3):
-        print(reached(overlap.run(train, standard_library(), int(sys.argv[1]) if sys.argv[1:] else 40, stage, ranks=4)))
+        print(describe_overlap(overlap.run(train, standard_library(), steps, stage, ranks=4)))

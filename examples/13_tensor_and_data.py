@@ -13,7 +13,7 @@ import sys
 import numpy as np
 from models.cut import layers_of
 from models.gpt import GPT, batch, cross_entropy, mean, part, standard_library
-from models.reached import reached
+from models.overlap_ratio import describe_overlap
 
 import overlap
 from overlap import parallel
@@ -32,18 +32,18 @@ async def train(rank: overlap.Rank, text: np.ndarray, steps: int) -> Recorder:
             for name, layer in layers.items():
                 passed = [layer.forward(model[name], each) for each in xs]
                 xs, saved[name] = zip(*passed, strict=True)
-            told = [rank.compute(cross_entropy, *each) for each in zip(xs, ys, strict=True)]
-            dys = [both[0] for both in told]
+            scored = [rank.compute(cross_entropy, *each) for each in zip(xs, ys, strict=True)]
+            dys, losses = [both[0] for both in scored], [both[1] for both in scored]
             for name, layer in reversed(layers.items()):
                 backs = [layer.backward(model[name], *each) for each in zip(saved[name], dys, strict=True)]
                 dys, dws = zip(*backs, strict=True)
                 model.reduce(name, rank.compute(mean, *dws))
             await model.step()
         if rank.rank == 0 and step % 10 == 9:
-            print(f"step {step + 1}: loss {(await told[0][1] + await told[1][1]) / 2:.2f}")
+            print(f"step {step + 1}: loss {(await losses[0] + await losses[1]) / 2:.2f}")
     await model.finish()
     return rank.recorder
 
 
 if __name__ == "__main__":
-    print(reached(overlap.run(train, standard_library(), int(sys.argv[1]) if sys.argv[1:] else 60, ranks=4)))
+    print(describe_overlap(overlap.run(train, standard_library(), int(sys.argv[1]) if sys.argv[1:] else 60, ranks=4)))

@@ -13,7 +13,7 @@ import sys
 
 import numpy as np
 from models.gpt import GPT, batch, cross_entropy, standard_library
-from models.reached import reached
+from models.overlap_ratio import describe_overlap
 
 import overlap
 from overlap import parallel
@@ -43,4 +43,4 @@ async def train(rank: overlap.Rank, text: np.ndarray, steps: int) -> Recorder:
 
 if __name__ == "__main__":
     print(schedules.make("1f1b", ranks=4, microbatches=8))
-    print(reached(overlap.run(train, standard_library(), int(sys.argv[1]) if sys.argv[1:] else 40, ranks=4)))
+    print(describe_overlap(overlap.run(train, standard_library(), int(sys.argv[1]) if sys.argv[1:] else 40, ranks=4)))

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 from models.gpt import GPT, batch, flat, standard_library
-from models.reached import reached
+from models.overlap_ratio import describe_overlap
 
 import overlap
 from overlap import parallel
@@ -40,13 +40,13 @@ async def train(rank: overlap.Rank, text: np.ndarray, steps: int) -> Recorder:
         await serve(rank, start, workers * steps)
         return rank.recorder
     for step in range(steps):
-        told = rank.compute(gpt.flat_gradient, weights, *batch(text, workers * step + rank.rank, texts=4, length=64))
-        rank.send(told[0], 0)
+        both = rank.compute(gpt.flat_gradient, weights, *batch(text, workers * step + rank.rank, texts=4, length=64))
+        rank.send(both[0], 0)
         weights, reply = reply, rank.recv((start.shape, start.dtype), 0)
         if rank.rank == 1 and step % 10 == 9:
-            print(f"step {step + 1}: loss {await told[1]:.2f}")
+            print(f"step {step + 1}: loss {await both[1]:.2f}")
     return rank.recorder
 
 
 if __name__ == "__main__":
-    print(reached(overlap.run(train, standard_library(), int(sys.argv[1]) if sys.argv[1:] else 60, ranks=4)))
+    print(describe_overlap(overlap.run(train, standard_library(), int(sys.argv[1]) if sys.argv[1:] else 60, ranks=4)))

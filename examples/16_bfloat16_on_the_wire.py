@@ -13,7 +13,7 @@ import sys
 import numpy as np
 from ml_dtypes import bfloat16 as short
 from models.gpt import GPT, batch, cross_entropy, standard_library
-from models.reached import reduced_bytes
+from models.overlap_ratio import reduced_bytes
 
 import overlap
 from overlap import parallel
@@ -33,18 +33,18 @@ async def train(rank: overlap.Rank, text: np.ndarray, steps: int, hook: "paralle
         for name, layer in gpt.layers.items():
             out = rank.compute(layer.forward, model[name], x)
             x, saved[name] = out[0], out[1]
-        told = rank.compute(cross_entropy, x, y)
-        grad = told[0]
+        both = rank.compute(cross_entropy, x, y)
+        grad, loss = both[0], both[1]
         for name, layer in reversed(gpt.layers.items()):
             back = rank.compute(layer.backward, model[name], saved[name], grad)
             grad = back[0]
             model.reduce(name, back[1])
         await model.step()
     await model.finish()
-    return reduced_bytes(rank.recorder) // steps, await told[1]
+    return reduced_bytes(rank.recorder) // steps, await loss
 
 
 if __name__ == "__main__":
     for name, hook in (("float32", None), ("bfloat16", bfloat16)):
-        told = overlap.run(train, standard_library(), int(sys.argv[1]) if sys.argv[1:] else 40, hook, ranks=4)
-        print("{}: {:,} bytes a step, loss {:.4f}".format(name, *told[0]))
+        results = overlap.run(train, standard_library(), int(sys.argv[1]) if sys.argv[1:] else 40, hook, ranks=4)
+        print("{}: {:,} bytes a step, loss {:.4f}".format(name, *results[0]))

@@ -12,7 +12,7 @@ import sys
 
 import torch
 from models.classifier import Classifier, tensors
-from models.reached import reached
+from models.overlap_ratio import describe_overlap
 
 import overlap
 from overlap.timeline import Recorder
@@ -42,4 +42,4 @@ if __name__ == "__main__":
     recorders, modules = zip(
         *overlap.run(train, *learnt, int(sys.argv[1]) if sys.argv[1:] else 60, ranks=4), strict=True
     )
-    print(f"accuracy {modules[0].right(*test):.1%} of {len(test[0])} test images\n{reached(recorders)}")
+    print(f"accuracy {modules[0].right(*test):.1%} of {len(test[0])} test images\n{describe_overlap(recorders)}")

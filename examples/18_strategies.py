@@ -27,12 +27,12 @@ STRATEGIES: dict[str, tuple[dict[str, int], parallel.Stage | None]] = {
 async def train(rank: overlap.Rank, axes: dict[str, int], stage: parallel.Stage | None, steps: int) -> tuple:
     mesh = rank.mesh(**{"pp": 1, "dp": 1, "tp": 1} | axes)
     pp, dp, tp = mesh["pp"], mesh["dp"], mesh["tp"]
-    parts, each = MICROBATCHES if pp.size > 1 else 2 if tp.size > 1 else 1, BLOCKS // pp.size
-    tokens, mine = TOKENS // dp.size // parts, range(each * pp.rank, each * (pp.rank + 1))
-    layers, weights = build(rank, tp, tokens, mine)
-    params, adam = {pp.rank: weights} if pp.size > 1 else weights, parallel.Adam(1e-3)
+    parts = MICROBATCHES if pp.size > 1 else min(tp.size, 2)
+    tokens, blocks = TOKENS // dp.size // parts, BLOCKS // pp.size
+    layers, weights = build(rank, tp, tokens, range(blocks * pp.rank, blocks * (pp.rank + 1)))
+    params = {pp.rank: weights} if pp.size > 1 else weights
     strategy = partial(parallel.Sharded, stage=stage) if stage else parallel.DataParallel
-    model = strategy(rank, params, optimizer=adam, group=dp)
+    model = strategy(rank, params, optimizer=parallel.Adam(1e-3), group=dp)
     stages = pipeline(rank, model, layers, weights, tokens, pp, MICROBATCHES)
     for _ in range(steps):
         if pp.size == 1:

@@ -43,11 +43,12 @@ from .errors import (
 
 _is_command = _sys.orig_argv[1:3] == ["-m", __name__] or _sys.argv[0].endswith("/overlap")
 if _is_command and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
-    # This is the command: a Ctrl-C ends it here, without the traceback of an import. `cli.main` takes that back.
+    # Until `cli.main` installs its own handler, Ctrl-C ends the command without a traceback.
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 _only_reads = (_is_command and _sys.argv[1:2] == ["why"]) or f"{__name__}.timeline.files.children" in _sys.orig_argv
 
-if TYPE_CHECKING or not _only_reads:  # half of the time of a command that only reads files
+# A command that only reads files leaves these imports out, which would take half of its time.
+if TYPE_CHECKING or not _only_reads:
     from .hints import find_shadowed_package as _hidden_package
 
     if _hidden := _hidden_package():
@@ -68,7 +69,8 @@ if TYPE_CHECKING:
     from .embedded.connecting import connect
     from .embedded.connection import Connection
     from .explain.entry import why
-    from .simulation import Conditions, Faults, Interference
+    from .simulation.conditions import Conditions, Interference
+    from .simulation.faults import Faults
     from .simulation.simulated_backend import Virtual
 
 __all__ = [
@@ -115,12 +117,12 @@ _LOADED_WHEN_USED = {
     "BufferPoolStatistics": "runtime.memory.buffer_pool",
     "CollectiveFuture": "runtime.operation",
     "ComputeFuture": "runtime.compute",
-    "Conditions": "simulation",
+    "Conditions": "simulation.conditions",
     "Connection": "embedded.connection",
-    "Faults": "simulation",
+    "Faults": "simulation.faults",
     "Future": "runtime.future",
     "Group": "runtime.group",
-    "Interference": "simulation",
+    "Interference": "simulation.conditions",
     "Mesh": "runtime.group",
     "OPS": "collectives.reduce",
     "Rank": "runtime.rank",
@@ -140,7 +142,8 @@ def __getattr__(name: str) -> object:
         from .version import version
 
         return version()
-    if name == "ray" or (_only_reads and _find_spec(f".{name}", __name__)):  # an extra; `from . import name`
+    # `ray` needs an extra. A command that only reads files imports subpackages through here.
+    if name == "ray" or (_only_reads and _find_spec(f".{name}", __name__)):
         return import_module(f".{name}", __name__)
     if name not in _LOADED_WHEN_USED:
         from .hints import missing_name_error

@@ -4,8 +4,8 @@ The arguments of `run`, the options of `overlap run`, the environment and the la
 source of this list that sets one wins:
 
 1. what a command imposes on every run of its program (`overriding`);
-2. the launcher that started several processes: how many ranks there are;
-3. the options of `overlap run`; then `OVERLAP_*` variables, `OVERLAP_RANKS` for `ranks` and so on; empty is unset;
+2. the launcher that started several processes: the number of ranks;
+3. the options of `overlap run`; then environment variables such as `OVERLAP_RANKS` for `ranks`, unless they are empty;
 4. the arguments of `run`.
 """
 
@@ -34,43 +34,43 @@ ARGUMENT = "argument"
 class RunConfig(RunSettings):
     """Settings of a run with their sources."""
 
-    # The source of each value by name: "argument", an option, a variable, or a launcher.
+    # By name of a setting: the source of the value, as text: "argument", an option, a variable, or a launcher.
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     # -- sources ----------------------------------------------------------------------------------------------------
 
     @classmethod
     def options(cls) -> dict[str, Option]:
-        """Return the options of the settings, by the name of the field."""
+        """Return the `Option` of each setting, by the setting's name."""
         return {entry.name: entry.metadata["option"] for entry in fields(cls) if "option" in entry.metadata}
 
     @classmethod
     def given(cls, source: str = ARGUMENT, **values: Any) -> Self:
-        """Return the settings that one source has given; a value of None leaves a setting open."""
+        """Return a configuration with these values and their source; a value of None leaves a setting open."""
         settings = {name: value for name, value in values.items() if value is not None}
         return cls(**settings, sources=dict.fromkeys(settings, source))
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """Read the environment variables.
+        """Return the settings that `OVERLAP_*` environment variables give; an empty variable counts as missing.
 
         Raises:
-            UsageError: If a value is impossible; names the variable and the value.
+            UsageError: A value is invalid; the error names the variable and the value.
         """
-        readers = {
-            name: (variable_name(name), one.read)
-            for name, one in cls.options().items()
-            if one.variable and one.read is not None and environ.get(variable_name(name))
-        }
-        values: dict[str, Any] = {
-            name: _read_variable(read, environ[variable], variable) for name, (variable, read) in readers.items()
-        }
-        return cls(
-            **values, sources={name: _find_source(name, environ, variable) for name, (variable, _) in readers.items()}
-        )
+        values: dict[str, Any] = {}
+        sources: dict[str, str] = {}
+        for name, one in cls.options().items():
+            variable = variable_name(name)
+            if one.variable and one.read is not None and environ.get(variable):
+                try:
+                    values[name] = one.read(environ[variable])
+                except UsageError as error:
+                    raise UsageError(f"{variable}: {error}") from None
+                sources[name] = _source_of_variable(name, variable, environ[variable])
+        return cls(**values, sources=sources)
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables that describe this configuration."""
+        """Return the environment variables, by name, from which `from_environment` reads these settings again."""
         return {
             variable_name(name): format_setting(getattr(self, name))
             for name, one in self.options().items()
@@ -78,7 +78,7 @@ class RunConfig(RunSettings):
         }
 
     def over(self, other: Self) -> Self:
-        """Return the settings of this configuration, and those of `other` for settings that this one leaves open."""
+        """Merge two configurations: a setting has its value here, or if it is open here, its value in `other`."""
         own = {name: getattr(self, name) for name in self.options() if getattr(self, name) is not None}
         return replace(other, **own, sources={**other.sources, **{n: s for n, s in self.sources.items() if n in own}})
 
@@ -88,29 +88,31 @@ class RunConfig(RunSettings):
         return replace(self, **changes, sources={**self.sources, **sources})
 
     def transport_options(self) -> dict[str, object]:
-        """Return the given options of the transport between processes."""
+        """Return the options of the transport between processes, by name, that some source has given."""
         wires = {name: getattr(self, name) for name, option in self.options().items() if option.wire}
         return {name: value for name, value in wires.items() if value is not None}
 
     def tls_files(self) -> tuple[str, str, str] | None:
-        """Return the files of the certificate, its key and the trusted authorities; None without encryption.
+        """Return the paths of the certificate, the private key and the trusted authorities; None without encryption.
 
         Raises:
-            UsageError: If only some of them are given.
+            UsageError: Only one or two of the three are given.
         """
         if self.tls_cert and self.tls_key and self.tls_ca:
             return self.tls_cert, self.tls_key, self.tls_ca
-        if self.tls_cert or self.tls_key or self.tls_ca:
-            raise UsageError("TLS needs three files: OVERLAP_TLS_CERT, OVERLAP_TLS_KEY and OVERLAP_TLS_CA")
+        files = {"OVERLAP_TLS_CERT": self.tls_cert, "OVERLAP_TLS_KEY": self.tls_key, "OVERLAP_TLS_CA": self.tls_ca}
+        missing = [name for name, path in files.items() if not path]
+        if len(missing) < len(files):
+            raise UsageError(f"TLS needs three files: {', '.join(files)}; missing: {', '.join(missing)}")
         return None
 
     # -- checks and text ---------------------------------------------------------------------------------------------
 
     def verify(self) -> None:
-        """Check every value.
+        """Check every value, from whatever source.
 
         Raises:
-            UsageError: Names the field and the value.
+            UsageError: A value is invalid; the error names the setting, the value and its source.
         """
         for name, one in self.options().items():
             if one.check is not None and getattr(self, name) is not None:
@@ -118,17 +120,20 @@ class RunConfig(RunSettings):
                     one.check(getattr(self, name))
                 except UsageError as error:
                     raise UsageError(f"{error}{self.origin(name)}") from None
-        self.tls_files()
+        self.tls_files()  # raises if only some of the three files are given
 
     def origin(self, *names: str) -> str:
-        """Return the sources of some fields for the end of an error; nothing if all are the program itself."""
+        """Return the sources of some settings for the end of an error: " (ranks: --ranks)".
+
+        The text is "" if the program has given all of them as arguments of `run`.
+        """
         sources = {name: self.sources[name] for name in names if name in self.sources}
         if set(sources.values()) <= {ARGUMENT}:
             return ""
         return f" ({', '.join(f'{name}: {source}' for name, source in sources.items())})"
 
     def lines(self) -> Iterator[str]:
-        """Yield a line for each field that text can set: its name, its value and its source."""
+        """Yield a line with name, value and source for each setting that an option or a variable can give."""
         for name, one in self.options().items():
             if one.read is not None:
                 value = getattr(self, name)
@@ -141,28 +146,37 @@ def variable_name(name: str) -> str:
     return f"OVERLAP_{name.upper()}"
 
 
-def _read_variable(read: Callable[[str], object], text: str, variable: str) -> object:
-    try:
-        return read(text)
-    except UsageError as error:
-        raise UsageError(f"{variable}: {error}") from None
-
-
 # -- settings that commands impose ---------------------------------------------------------------------------------
 
-_imposed: list[RunConfig] = []  # by `setting_environment`, the innermost last; they know the sources of the variables
+# Configurations of the blocks of `setting_environment` that are open, innermost last; they have the values' sources.
+_imposed: list[RunConfig] = []
 
 
-def _find_source(name: str, environ: Mapping[str, str], variable: str) -> str:
-    """Return the source of a variable's value: the option that a command has put into it, else the variable."""
+def _source_of_variable(setting: str, variable: str, text: str) -> str:
+    """Return the source of the value of an environment variable, for error messages.
+
+    Args:
+        setting: Name of the setting.
+        variable: Name of its environment variable.
+        text: Value of the variable.
+
+    Returns:
+        The option of the command that has set the variable, if the variable still has the text of that option; else the
+        name of the variable.
+    """
     config = _imposed[-1] if _imposed else RunConfig()
-    same = getattr(config, name, None) is not None and format_setting(getattr(config, name)) == environ[variable]
-    return config.sources.get(name, variable) if same else variable
+    value = getattr(config, setting, None)  # a test may have further settings
+    is_from_command = value is not None and format_setting(value) == text
+    return config.sources.get(setting, variable) if is_from_command else variable
 
 
 @contextmanager
 def setting_environment(config: RunConfig) -> Iterator[None]:
-    """Set the environment variables to exactly this configuration for the block, and restart trace numbers."""
+    """Set the environment variables of all settings to this configuration during the block.
+
+    Variables of settings that this configuration leaves unset are removed. Runs in the block number their trace files
+    from 1.
+    """
     names = [variable_name(name) for name, one in config.options().items() if one.variable]
     before = {name: os.environ[name] for name in names if name in os.environ}
     _set_environment(names, config.variables())
@@ -176,7 +190,7 @@ def setting_environment(config: RunConfig) -> Iterator[None]:
 
 
 def _set_environment(names: list[str], variables: Mapping[str, str]) -> None:
-    """Set the named environment variables to the given values, and remove those without a value."""
+    """Set the environment variables in `names` to their values in `variables`; remove those without a value."""
     for name in names:
         if name in variables:
             os.environ[name] = variables[name]
@@ -208,12 +222,15 @@ def overriding(
     watcher: Callable[[Timeline], None] | None = None,
     pulse: Callable[[int, int | None], None] | None = None,
 ) -> Iterator[None]:
-    """Revise the configuration of every `run` in the block, after its arguments, the environment and outer blocks.
+    """Revise the configuration of every `run` in the block.
+
+    The revision comes after the arguments of `run`, the environment, and the revisions of outer blocks.
 
     Args:
-        revise: Takes the requested configuration and returns the one to run.
-        watcher: Takes the timeline of each run.
-        pulse: Takes, again and again, the instant of virtual time in ns, and the step that a rank began last.
+        revise: Function from the requested configuration to the one to run; None: as requested.
+        watcher: Called with the timeline of each run; None: no call.
+        pulse: Called repeatedly in virtual time with the instant in ns, and the last step that a rank has begun or
+            None; None: no call.
     """
 
     outer = _overriding.get()
@@ -233,15 +250,17 @@ def overriding(
 
 
 def resolve_config(main: object, args: tuple[object, ...], config: RunConfig) -> RunConfig:
-    """Return the configuration of a run: that of the environment over that of the program, revised by `overriding`.
+    """Return the configuration of a run, from the environment, the arguments of `run`, and `overriding` blocks.
+
+    A setting that the environment gives wins over an argument; blocks of `overriding` then revise the result.
 
     Args:
         main: The program of each rank.
-        args: Its arguments after the rank.
+        args: Arguments of `main` after the rank.
         config: The configuration that the program passes to `run`.
 
     Raises:
-        UsageError: If a value or `main` cannot be used.
+        UsageError: A value or `main` is invalid.
     """
     warn_of_unknown_variables()
     from_environment = RunConfig.from_environment()
@@ -257,16 +276,16 @@ def resolve_config(main: object, args: tuple[object, ...], config: RunConfig) ->
 
 
 def check_main(main: object, args: tuple[object, ...]) -> None:
-    """Refuse a `main` that cannot be called with a rank and further arguments.
+    """Refuse a `main` that cannot be called as `main(rank, *args)`.
 
     Raises:
-        UsageError: With the signature.
+        UsageError: `main` is no function, or its signature, which the error shows, takes other arguments.
     """
     if not callable(main):
         raise UsageError(f"main: expected an async function, got {type(main).__name__}")
     try:
         taking = signature(main)
-    except ValueError:  # functions written in C have none
+    except ValueError:  # a function written in C has no signature
         return
     try:
         taking.bind(None, *args)
@@ -278,10 +297,10 @@ def check_main(main: object, args: tuple[object, ...]) -> None:
 # -- unknown variables ---------------------------------------------------------------------------------------------
 
 
-def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return a line for each unknown variable `OVERLAP_*`, with the most similar known one.
+def unknown_variable_lines(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return a line for each unknown variable `OVERLAP_*`, with the most similar known name.
 
-    Processes that a launcher has started return nothing: the launcher has checked their variables.
+    In a process that a launcher has started there are none: the launcher has reported them.
     """
     if environ.get("OVERLAP_MEMBER_PID"):
         return []
@@ -291,15 +310,15 @@ def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _suggest_variable(name: str, valid: Iterable[str]) -> str:
-    """Return the end of an error with the most similar known variable; "" if none is similar."""
+    """Return "; did you mean OVERLAP_...?" with the most similar known variable, or "" if none is similar."""
     stems = sorted(other.removeprefix("OVERLAP_") for other in valid)  # the common prefix would make all names similar
     close = get_close_matches(name.removeprefix("OVERLAP_"), stems, n=1, cutoff=0.7)
     return f"; did you mean OVERLAP_{close[0]}?" if close else ""
 
 
 def warn_of_unknown_variables() -> None:
-    """Report unknown variables, each once in a process."""
-    for line in unknown_variables():
+    """Print unknown `OVERLAP_*` variables to stderr, each once in a process."""
+    for line in unknown_variable_lines():
         if line not in _warned:
             _warned.add(line)
             notify(line)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 DEFAULT_WINDOW = 8
-"""Operations of a stream that move at the same time; the next one waits for the oldest."""
+"""Operations of a stream that may be in flight; the next operation waits until the oldest has finished."""
 
 FIRST_BUCKET_BYTES = 1 << 20
-"""Bytes with which the first bucket of gradients of a step is full."""
+"""Size of the first bucket of gradients of a step."""
 
 INLINE_BYTES = 2 << 20
-"""Bytes, over all arrays read, up to which the event loop does the work itself, quicker than with threads, which take
-about 100 us (measured: float32 sums of 512 KiB on 2 ranks 86 us against 174, of 1 MiB even)."""
+"""Up to this many bytes, over all arrays read, the event loop does the work of a collective itself. That is quicker
+than in threads, whose start takes about 100 us (measured: a float32 sum of 512 KiB on 2 ranks takes 86 us against 174,
+one of 1 MiB the same)."""
 
 SLICED_BYTES = 64 << 10
-"""Bytes from which each of three or more processes reduces a slice only; `SLICED_BYTES` of
-transports/shared_memory/native/collectives.c."""
+"""From this many bytes on, each of three or more processes reduces only a slice of the data; the same value is
+`SLICED_BYTES` in transports/shared_memory/native/collectives.c."""

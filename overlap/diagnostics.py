@@ -28,7 +28,7 @@ from .threads import read_frames, without_collector
 
 T = TypeVar("T")
 
-_TYPED_PROGRAMS = ("<stdin>", "<ipython-input")  # File names of typed programs, which count as programs
+_TYPED_PROGRAMS = ("<stdin>", "<ipython-input")  # file names of lines that are typed in a console
 
 _HERE = os.path.dirname(__file__)
 _OURS = tuple(
@@ -41,9 +41,9 @@ _TASKS = tuple(os.path.join(os.path.dirname(str(each.__file__)), "") for each in
 
 
 def unwrap_single_error(group: BaseException) -> BaseException:
-    """Return the only error in nested groups; failures that other ranks caused do not count.
+    """Return the only error in nested exception groups; of several errors, the innermost group that holds them all.
 
-    Several errors: the innermost group that holds them all.
+    Errors that other ranks caused (`PeerError`) do not count, unless there are no others: then it is the first.
     """
     error = group
     while isinstance(error, BaseExceptionGroup):
@@ -57,7 +57,15 @@ def unwrap_single_error(group: BaseException) -> BaseException:
 def split_stops(
     error: BaseException, *, stops: tuple[type[BaseException], ...]
 ) -> tuple[BaseException | None, BaseException | None]:
-    """Separate a program's own error from the kinds in `stops`, such as cancellations; None for a missing part."""
+    """Separate a program's own errors from those that only stop it, such as cancellations.
+
+    Args:
+        error: An error, or an exception group of both.
+        stops: Types of the errors that only stop a program.
+
+    Returns:
+        The program's own part and the stopping part; None for a part without errors.
+    """
     if isinstance(error, BaseExceptionGroup):
         stopped, failed = error.split(stops)
         return failed, stopped
@@ -65,10 +73,10 @@ def split_stops(
 
 
 def make_presentable(error: BaseException) -> BaseException:
-    """Return an error of a program, or a substitute that nurseries and reports can handle.
+    """Return an error of a program, or a RuntimeError in its place if nurseries and reports cannot handle it.
 
-    A GeneratorExit would look like the end of the task that raises it. A nursery shows the error that ends it, and
-    loses its place if that raises another one.
+    There are two kinds: a GeneratorExit of the program would look like the end of its task; an error whose `str` or
+    `repr` raises would be lost when it is reported. Groups are searched.
     """
     if isinstance(error, BaseExceptionGroup):
         inner = [make_presentable(member) for member in error.exceptions]
@@ -90,41 +98,46 @@ def make_presentable(error: BaseException) -> BaseException:
 
 
 def defined_at(function: object) -> str:
-    """Return the place of a function's definition, such as " (train.py:12)"; "" if it is not in Python."""
+    """Return the place of a function's definition, such as " (train.py:12)"; "" for a function without Python code."""
     code = getattr(function, "__code__", None)
     return "" if code is None else f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
 def find_origin(rank: int, error: BaseException) -> tuple[int, BaseException]:
-    """Return the rank that caused an error, and its error; errors that only follow from other ranks are skipped."""
+    """Return the rank that caused an error, and the error of that rank; if it is unknown, an error that names the rank.
+
+    Args:
+        rank: World rank that raised the error.
+        error: The error; a `PeerError` names its culprit, whose error may name another one, and so on.
+    """
     if isinstance(error, PeerError) and error.culprit >= 0:
         cause = error.__cause__ if isinstance(error, PeerFailedError) else None
         return find_origin(error.culprit, cause) if cause is not None else (error.culprit, error)
     if isinstance(error, CollectiveMismatchError):
-        return error.ranks[0], error  # the odd one out, not the rank that has noticed
+        return error.ranks[0], error  # the rank that differs from the others, not the rank that has noticed
     return rank, error
 
 
 def where(error: BaseException) -> str:
-    """Return " at file:line" of the innermost frame of the program; if it has none, of any but ours and Python's.
+    """Return " at file:line", the place of an error in the program; "" if it has none.
 
-    An operation's error that its own rank has not raised yet has the line of its call. Python replaces a StopIteration
-    by another error; the frames are those of its cause.
+    This is the innermost frame of the program in the traceback, or of another library if the program has no frame. An
+    error of an operation that nothing has raised yet has the line of the operation's call. Python replaces a
+    StopIteration by another error: then the traceback is that of the cause.
     """
     if isinstance(error, BaseExceptionGroup):
         return where(error.exceptions[0]) or _innermost_line(error)
     if isinstance(error, RemoteError):
         return error.place
-    issued = f" at {os.path.basename(error.call_site)}" if isinstance(error, (NonFiniteError, DeadlineError)) else ""
-    return (
-        _innermost_line(error)
-        or issued
-        or (_innermost_line(error.__cause__) if isinstance(error.__cause__, StopIteration) else "")
-    )
+    if line := _innermost_line(error):
+        return line
+    if isinstance(error, (NonFiniteError, DeadlineError)):
+        return f" at {os.path.basename(error.call_site)}"
+    return _innermost_line(error.__cause__) if isinstance(error.__cause__, StopIteration) else ""
 
 
 def _innermost_line(error: BaseException) -> str:
-    """Return " at file:line" of the innermost frame of the program in an error's traceback, or ""."""
+    """Return " at file:line" of the innermost frame of the program, else of another library; "" if there is neither."""
     frames = [frame for frame in extract_tb(error.__traceback__) if not _is_package_frame(frame)]
     own = _points_of_program(frames, lambda frame: frame.filename)
     own = own or [frame for frame in frames if not _is_library_of_tasks(frame.filename)]
@@ -136,22 +149,22 @@ def _is_package_frame(frame: FrameSummary) -> bool:
 
 
 def is_ours(code: CodeType) -> bool:
-    """Whether code is part of this package, or of a package that it uses."""
+    """Whether code is part of overlap, topology or transports."""
     return code.co_filename.startswith(_OURS)
 
 
 def is_of_tasks(code: CodeType) -> bool:
-    """Whether code is part of a library that runs tasks."""
+    """Whether code is part of trio or outcome, which run tasks."""
     return code.co_filename.startswith(_TASKS)
 
 
 def is_installed(code: CodeType) -> bool:
-    """Whether code is part of an installed package, this one perhaps among them."""
+    """Whether code is in a folder of installed packages; overlap itself may be there."""
     return any(folder in code.co_filename for folder in _INSTALLED)
 
 
 def is_of_program(frame: FrameType) -> bool:
-    """Whether a frame is of a file of the program, of its typed lines, or of text that it evaluates."""
+    """Whether a frame is of a file of the program, of lines typed in a console, or of text evaluated in `__main__`."""
     path = frame.f_code.co_filename
     if path.startswith("<"):
         return path.startswith(_TYPED_PROGRAMS) or frame.f_globals.get("__name__") == "__main__"
@@ -159,10 +172,10 @@ def is_of_program(frame: FrameType) -> bool:
 
 
 def program_point(points: Sequence[tuple[CodeType, int]]) -> tuple[CodeType, int] | None:
-    """Return the innermost point in a file of the program, else outside this package; None if there is none.
+    """Return the innermost point in a file of the program, else the innermost one outside overlap, else None.
 
     Args:
-        points: Code and instruction of each frame.
+        points: (code, instruction) of each frame, outermost first.
     """
     foreign = [point for point in points if not is_ours(point[0])]
     own = _points_of_program(foreign, lambda point: point[0].co_filename) or foreign
@@ -170,20 +183,27 @@ def program_point(points: Sequence[tuple[CodeType, int]]) -> tuple[CodeType, int
 
 
 def _points_of_program(points: Sequence[T], path: Callable[[T], str]) -> list[T]:
-    """Return the points that are in files of the program.
+    """Return the points that are in files of the program or in lines typed in a console, in the given order.
 
-    Code that is made from text, as by `eval` and for a dataclass, has no file that people can open: it counts where
-    there is nothing else, as in `python -c`.
+    Code made from text, such as by `eval` or for a dataclass, has no file that people can open. It is returned only if
+    there are no other points of the program, as in `python -c`.
+
+    Args:
+        points: Points outside overlap, of any type.
+        path: Function that returns the file name of a point.
     """
-    of_program = [point for point in points if not path(point).startswith((*_library_folders(), "<frozen ", "<attrs "))]
-    files = [
-        point for point in of_program if not path(point).startswith("<") or path(point).startswith(_TYPED_PROGRAMS)
-    ]
-    return files or of_program
+    # "<frozen ": modules that Python loads at its start; "<attrs ": methods that attrs has made.
+    foreign = (*_library_folders(), "<frozen ", "<attrs ")
+    of_program = [point for point in points if not path(point).startswith(foreign)]
+
+    def can_be_opened(point: T) -> bool:
+        return not path(point).startswith("<") or path(point).startswith(_TYPED_PROGRAMS)
+
+    return list(filter(can_be_opened, of_program)) or of_program
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether an error is Ctrl-C, or a group with it."""
+    """Whether an error is a KeyboardInterrupt, or an exception group that contains one."""
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup(KeyboardInterrupt) is not None
     return isinstance(error, KeyboardInterrupt)
@@ -196,17 +216,22 @@ def all_notes(error: BaseException) -> list[str]:
 
 
 def line_in_thread(thread: int) -> str:
-    """Return "file:line" of the innermost frame of the program in a thread; without one, of any frame."""
+    """Return "file:line" at which a thread is: of its innermost frame of the program, or of any frame if it has none.
+
+    Args:
+        thread: `Thread.ident` of the thread.
+    """
     return _line_in_frames((frame, frame.f_lineno) for frame in reversed(read_frames(thread)))
 
 
 def task_tree(task: trio.lowlevel.Task, thread: int, *, name: str = "", indent: str = "") -> Iterator[str]:
-    """Yield a line for a task, with its file and line of the program, and lines for its child tasks.
+    """Yield a line for a task, with its file and line in the program, then lines for its child tasks, indented.
 
     Args:
-        thread: Ident of its event loop's thread, which may be inside the task, and keep all others waiting.
-        name: Its name; by default the name of its function.
-        indent: The beginning of each line.
+        task: The task.
+        thread: `Thread.ident` of the event loop's thread. If it runs the task now, the task keeps the loop from others.
+        name: Name of the task in its line; "": the name of its function.
+        indent: Beginning of each line.
     """
     parts = [part for part in task.name.split(".") if part not in ("__main__", "<locals>")]
     running = getattr(task.coro, "cr_running", False)
@@ -219,7 +244,11 @@ def task_tree(task: trio.lowlevel.Task, thread: int, *, name: str = "", indent: 
 
 
 def _line_in_frames(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """Return "file:line" of the innermost frame of the program; without one, of ours, then of any library."""
+    """Return "file:line" of the innermost frame of the program, else of overlap, else of any library; "?:0" if none.
+
+    Args:
+        frames: (frame, line) pairs, outermost first.
+    """
     points = [(frame.f_code.co_filename, line) for frame, line in frames]
     of_program = _points_of_program([point for point in points if not point[0].startswith(_OURS)], itemgetter(0))
     of_package = [point for point in points if point[0].startswith(_OURS)]
@@ -229,17 +258,19 @@ def _line_in_frames(frames: Iterable[tuple[FrameType, int]]) -> str:
 
 @cache
 def _library_folders() -> tuple[str, ...]:
+    """Return the folders of Python's own library and of installed packages."""
     return tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def _is_library_of_tasks(path: str) -> bool:
-    """Whether a file belongs to Python's own library or to a library that runs tasks, not to a program."""
-    installed = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))  # which may lie in the former
+    """Whether a file belongs to Python's own library or to a library that runs tasks, not to an installed package."""
+    # Folders of installed packages may be inside the folder of Python's own library.
+    installed = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
     return path.startswith(_TASKS) or (path.startswith(_library_folders()) and not path.startswith(installed))
 
 
-def calling() -> tuple[FrameType, int]:
-    """Return the innermost frame outside this package, and its distance from the frame of the caller."""
+def find_caller() -> tuple[FrameType, int]:
+    """Return the innermost frame outside overlap, and its level: 1 for the caller of this function, 2 above it, ..."""
     frame, level = _getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         frame, level = frame.f_back, level + 1

@@ -7,24 +7,25 @@
      +- NonFiniteError           a rank that would have sent a NaN or an infinity, under `run(check="nan")`
      +- CollectiveMismatchError  ranks that disagree about one collective; raised on every rank of the group
      +- ReplicaError             ranks whose weights should be equal, and are not
-     +- PeerError                another rank is the culprit (`culprit` says which)
-     |   +- PeerFailedError      it raised
-     |   +- GroupAbortedError    it aborted the group
-     |   +- RankLeftError        it finished while others still wait for it
-     |   +- PeerLostError        its process is gone or silent
+     +- PeerError                another rank is the culprit (`culprit` is its number)
+     |   +- PeerFailedError      that rank raised an error
+     |   +- GroupAbortedError    that rank aborted the group
+     |   +- RankLeftError        that rank finished while others still wait for it
+     |   +- PeerLostError        the process of that rank is gone or silent
      +- RemoteError              the error of a rank of another process, as text
      +- RankFailedError          raised by `overlap.run`: the first culprit, its error, and its unfinished operations
-     +- StallError               it takes too long, or never ends; says which rank waits for which
+     +- StallError               the world takes too long, or can never end; says which rank waits for which
      +- DeadlineError            an operation that has not ended within its `timeout_s`
      +- FutureCancelledError     an operation that `cancel` has ended; raised where it is awaited
      +- ScheduleError            a schedule that does not compute its collective; it is never run
      +- JoinError, ListenError, MemberLostError
                                  processes that do not come together, or are lost (`overlap.processes`)
 
-and a warning: TraceWarning, a timeline could not be written; the results stand.
+and a warning: TraceWarning, a timeline could not be written; the results are unaffected.
 
-Errors about one operation carry its facts and build their message from them. `UsageError`, `ScheduleError` and
-errors of peers get their text where they are raised. Errors of wires are a tree of their own: `transports.failures`.
+Errors about one operation have its facts as attributes, and build their message from them. The code that raises
+`UsageError`, `ScheduleError` or a `PeerError` writes the text. Errors of wires are a tree of their own:
+`transports.failures`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from collections.abc import Sequence
 from concurrent.futures import CancelledError
 from typing import Any, Self
 
+from .ranklist import named_ranks
+
 _SHOWN = 80  # characters of a value that a message repeats: a line
 _LONGEST_LINE = 2000  # characters of an error's first line that a message repeats: some errors contain whole arrays
 
@@ -41,11 +44,11 @@ _LONGEST_LINE = 2000  # characters of an error's first line that a message repea
 class OverlapError(Exception):
     """Base of all errors raised on purpose by this package.
 
-    All of them can be pickled and copied, with their fields, notes and causes. The error of a program that cannot be
-    pickled itself becomes a `RemoteError`. Tracebacks stay behind.
+    These errors can be pickled and copied, with attributes, notes and causes, but without tracebacks. A cause that
+    cannot be pickled becomes a `RemoteError`.
     """
 
-    agreed = False  # Whether all ranks of a group raise it: each of them is given it at its await
+    agreed = False  # Whether all ranks of a group raise this error, each where it awaits the operation
 
     def __reduce__(self) -> tuple[object, ...]:
         fields = {name: _make_picklable(value) for name, value in self.__dict__.items()}
@@ -53,7 +56,7 @@ class OverlapError(Exception):
 
 
 def mark_agreed(error: OverlapError) -> OverlapError:
-    """Mark an error that all ranks of a group raise, so that no rank ends before the others have it; return it."""
+    """Set `error.agreed`, so that no rank ends before the other ranks of the group have the error; return the error."""
     error.agreed = True
     return error
 
@@ -65,22 +68,23 @@ def _rebuild(
     cause: BaseException | None,
     suppress_context: bool,
 ) -> OverlapError:
-    """Make an error from its unpickled parts."""
+    """Make an error from the parts that `OverlapError.__reduce__` returns."""
     error: OverlapError = kind.__new__(kind, *args)
-    Exception.__init__(error, *args)  # not by its own arguments: the message is complete
+    # Not `kind.__init__`, which would build the message from facts: `args` has the finished message.
+    Exception.__init__(error, *args)
     error.__dict__.update(fields)
     error.__cause__, error.__suppress_context__ = cause, suppress_context
     return error
 
 
 def _make_picklable(value: Any) -> Any:
-    """Return a value that can be pickled, in place of an error or of a dict of errors that may not."""
+    """Return a value that can be pickled: an error that cannot becomes a `RemoteError`, also inside a dict."""
     if isinstance(value, dict):
         return {key: _make_picklable(item) for key, item in value.items()}
     if not isinstance(value, BaseException) or isinstance(value, OverlapError):
         return value
     try:
-        pickle.loads(pickle.dumps(value))  # some can be written and not read
+        pickle.loads(pickle.dumps(value))  # some errors can be pickled, but not read back
     except Exception:
         return RemoteError(type(value).__name__, text_of(value))
     return value
@@ -91,25 +95,19 @@ class UsageError(OverlapError):
 
 
 class TraceWarning(UserWarning):
-    """The timeline of a run could not be written; its results, or its error, are not concerned."""
+    """The timeline of a run could not be written. The results or the error of the run are as without a timeline."""
 
 
 class CollectiveMismatchError(OverlapError):
     """Two ranks of a group disagree about the same operation.
 
     Attributes:
-        ranks: The two world ranks named in the message.
-        calls: The call of each of them, in the same order.
-        call_sites: `file:line` of each call, in the same order.
+        ranks: The two world ranks named in the message; reports take the first one as the culprit.
+        calls: Text of the call of each of the two ranks.
+        call_sites: `file:line` of each of the two calls.
         group: Name of the group.
         seq: Position of the operation on its stream.
     """
-
-    group: str
-    seq: int
-    ranks: tuple[int, int]
-    calls: tuple[str, str]
-    call_sites: tuple[str, str]
 
     def __init__(
         self,
@@ -120,8 +118,11 @@ class CollectiveMismatchError(OverlapError):
         calls: tuple[str, str],
         call_sites: tuple[str, str],
     ) -> None:
-        self.group, self.seq = group, seq
-        self.ranks, self.calls, self.call_sites = ranks, calls, call_sites
+        self.group = group
+        self.seq = seq
+        self.ranks = ranks
+        self.calls = calls
+        self.call_sites = call_sites
         sides = [f"rank {r} called {c} at {s}" for r, c, s in zip(ranks, calls, call_sites, strict=True)]
         advice = "every rank of a group must issue the same operations in the same order"
         if all(call.startswith("send/recv(") for call in calls):
@@ -130,30 +131,22 @@ class CollectiveMismatchError(OverlapError):
 
 
 class NonFiniteError(OverlapError):
-    """A rank was about to send a NaN or an infinity; `run(check="nan")` checks all sent data.
+    """A rank was about to send a NaN or an infinity, or has sent it; `run(check="nan")` checks all sent data before.
 
     Args:
-        array: Which array it was in, as the message says it.
+        array: Name of the array with the element, for the message.
+        sent: Whether the element was found in the mean of a gradient, which all ranks have received.
 
     Attributes:
-        rank: World rank of the sender, the first to send one.
+        rank: World rank of the first sender of a NaN or an infinity.
         operation: The operation, such as "all_reduce #3 on group 'world'".
         seq: Position of the operation on its stream.
-        step: The `rank.step` in which it was issued, or None.
+        step: The `rank.step` in which the operation was issued; None outside a step.
         call_site: `file:line` of the call.
-        index: Index of the first such element.
-        value: That element, as text.
-        count: How many such elements there are.
+        index: Index of the first NaN or infinity in the array; () if there is no index.
+        value: This element, as text.
+        count: Number of such elements in the array.
     """
-
-    rank: int
-    operation: str
-    seq: int
-    step: int | None
-    call_site: str
-    index: tuple[int, ...]
-    value: str
-    count: int
 
     def __init__(
         self,
@@ -167,33 +160,44 @@ class NonFiniteError(OverlapError):
         index: tuple[int, ...],
         value: str,
         count: int,
+        sent: bool = False,
     ) -> None:
-        self.rank, self.operation, self.seq, self.step, self.call_site = rank, operation, seq, step, call_site
-        self.index, self.value, self.count = index, value, count
+        self.rank = rank
+        self.operation = operation
+        self.seq = seq
+        self.step = step
+        self.call_site = call_site
+        self.index = index
+        self.value = value
+        self.count = count
         when = "" if step is None else f" in step {step}"
         element = f"element {list(index)} of {array}" if index else f"the value of {array}"
         more = f", the first of {count} that are not finite," if count > 1 else ""
+        act, received = "was about to send", "no rank has received it"
+        if sent:
+            act, received = "sent", "all ranks have received the mean with it"
         super().__init__(
-            f"rank {rank} was about to send {value} by {operation} at {call_site}{when}: {element}{more} is {value}; "
-            "no rank has received it: look for its cause in the computes of this rank"
+            f"rank {rank} {act} {value} by {operation} at {call_site}{when}: {element}{more} is {value}; "
+            f"{received}: look for its cause in the computes of this rank"
         )
 
 
 class ReplicaError(OverlapError):
     """Ranks that should have equal weights have different ones.
 
+    Args:
+        of: Number of ranks that were compared.
+
     Attributes:
         ranks: World ranks with other weights than most ranks.
-        parameter: The first that differs.
-        step: Number of the step after which it was found, from 1.
+        parameter: Name of the first parameter that differs.
+        step: Number of the step after which the weights were compared, from 1.
     """
 
-    ranks: tuple[int, ...]
-    parameter: str
-    step: int
-
     def __init__(self, *, ranks: Sequence[int], of: int, parameter: str, step: int) -> None:
-        self.ranks, self.parameter, self.step = tuple(ranks), parameter, step
+        self.ranks: tuple[int, ...] = tuple(ranks)
+        self.parameter = parameter
+        self.step = step
         odd_ranks = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
         caveat = "; with two halves, either may be right" if 2 * len(ranks) >= of else ""
         super().__init__(
@@ -206,23 +210,23 @@ class PeerError(OverlapError):
     """An operation ended because of another rank.
 
     Attributes:
-        culprit: World rank of the one at fault.
+        culprit: World rank that caused the error.
     """
 
     def __init__(self, message: str, *, culprit: int) -> None:
         self.culprit = culprit
         super().__init__(message)
 
-
-class PeerFailedError(PeerError):
-    """Another rank raised; `__cause__` is its error when that lives in this process."""
-
     @classmethod
-    def caused_by(cls, cause: BaseException, message: str, *, culprit: int) -> Self:
-        """Return an error with the culprit's own error as its `__cause__`."""
+    def caused_by(cls, cause: BaseException | None, message: str, *, culprit: int) -> Self:
+        """Return an error with the culprit's own error, if it has one, as its `__cause__`."""
         error = cls(message, culprit=culprit)
         error.__cause__ = cause
         return error
+
+
+class PeerFailedError(PeerError):
+    """Another rank raised an error. If that rank is in this process, `__cause__` is its error."""
 
 
 class GroupAbortedError(PeerError):
@@ -232,7 +236,7 @@ class GroupAbortedError(PeerError):
 class RankLeftError(PeerError):
     """A rank finished its program while others still wait for it in an operation.
 
-    Of a receive from any rank, the culprit is the rank that waits: it receives more than all others have sent.
+    If the operation is a receive from any rank, the culprit is the rank that waits: no message is left for it.
     """
 
 
@@ -241,25 +245,25 @@ class PeerLostError(PeerError):
 
 
 class RemoteError(OverlapError):
-    """The error of a rank of another process: nothing but text ever crosses from process to process.
+    """The error of a rank of another process, as text: processes never send each other error objects.
 
     Attributes:
-        type_name: Name of the error's class there.
-        trace: Its traceback there, as text; may be empty.
-        place: Where it was raised, such as " at train.py:41"; may be empty.
+        type_name: Name of the error's class in that process.
+        trace: The error's traceback, as text; may be empty.
+        place: The line that raised the error, such as " at train.py:41"; may be empty.
     """
 
-    type_name: str
-    trace: str
-    place: str
-
     def __init__(self, type_name: str, text: str, *, trace: str = "", place: str = "") -> None:
-        self.type_name, self.trace, self.place = type_name, trace, place
+        self.type_name = type_name
+        self.trace = trace
+        self.place = place
         super().__init__(text)
 
 
 def in_one_line(error: BaseException) -> str:
-    r"""Return "Type: text" of an error, whichever process it comes from; of many lines the first that is not empty.
+    r"""Return "Type: text" of an error, with the first line of its text that is not empty; " ..." if there are more.
+
+    For a `RemoteError`, "Type" is the class of the original error.
 
     >>> in_one_line(ValueError("no")), in_one_line(RemoteError("ValueError", "no\n\nbecause\n"))
     ('ValueError: no', 'ValueError: no ...')
@@ -276,22 +280,29 @@ def in_one_line(error: BaseException) -> str:
 
 
 def shorten_line(line: str, limit: int) -> str:
-    """Return a line; one of more than `limit` characters loses its middle, and has the number of lost characters.
+    """Return a line of at most `limit` characters as it is; cut a longer line in the middle.
 
-    >>> shorten_line("abcdefgh", 4)
-    'ab ... 4 characters left out ... gh'
+    A cut line has its first and last characters, `limit` in all, and between them the number of characters left out.
+
+    >>> shorten_line("abcdefgh", 4), shorten_line("abcd", 4)
+    ('ab ... 4 characters left out ... gh', 'abcd')
+    >>> shorten_line("abcdefgh", 3)
+    'ab ... 5 characters left out ... h'
     """
-    left_out, half = len(line) - limit, limit // 2
-    return f"{line[:half]} ... {left_out} characters left out ... {line[-half:]}" if left_out > 0 else line
+    left_out = len(line) - limit
+    if left_out <= 0:
+        return line
+    tail = limit // 2  # if the limit is odd, the beginning has one more character than the end
+    return f"{line[: limit - tail]} ... {left_out} characters left out ... {line[len(line) - tail :]}"
 
 
 def type_name(error: BaseException) -> str:
-    """Return the name of an error's class, whichever process it comes from."""
+    """Return the name of an error's class; for a `RemoteError`, of the original error's class."""
     return error.type_name if isinstance(error, RemoteError) else type(error).__name__
 
 
 def first_of_group(error: BaseException) -> BaseException:
-    """Return the first error of nested groups, such as both directions of a link that was cut."""
+    """Return an error itself, or the first error of a group, through nested groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -306,7 +317,7 @@ def text_of(error: BaseException) -> str:
 
 
 def printable(line: str) -> str:
-    r"""Return a line with its control characters escaped, so that a terminal only shows it.
+    r"""Return a line with control characters escaped, so that they have no effect in a terminal.
 
     >>> printable("red \x1b[31m\0")
     'red \\x1b[31m\\x00'
@@ -317,7 +328,7 @@ def printable(line: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Describe an argument in one line: arrays by type and shape, long values by their beginning.
+    """Return a description of an argument in one line: arrays by type and shape, long values by their beginning.
 
     >>> shown("median"), shown([0] * 99)
     ("'median'", '[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0...')
@@ -327,43 +338,28 @@ def shown(value: object) -> str:
         return f"{type(value).__name__} of {getattr(value, 'dtype', 'unknown dtype')} {tuple(shape)}"
     try:
         text = repr(value)
-    except Exception:  # of a foreign class; the message about the call matters more
+    except Exception:  # the `repr` of a foreign class fails: describe the argument by its type
         return f"<{type(value).__name__}>"
     line = printable(" ".join(text.split()) if "\n" in text else text)
     return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 3]}..."
 
 
-def _rank_ranges(ranks: Sequence[int]) -> str:
-    """Return ascending ranks in words, with ranges for consecutive ones."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1][1:] = [rank]
-        else:
-            runs.append([rank])
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join('-'.join(map(str, run)) for run in runs)}"
-
-
 class RankFailedError(OverlapError):
-    """A rank ended the world; raised by `overlap.run`.
+    """A rank failed, and ended the world; raised by `overlap.run`.
 
-    `__cause__` is the error itself, with its traceback.
+    `__cause__` is the error of the rank, with its traceback.
 
     Args:
-        where: Where the rank ran, or an empty text.
+        where: Text after "rank 3 failed", such as the process or the line of the rank; "" for nothing.
         world_size: Number of ranks of the world.
+        finished: Number of ranks that had finished their program.
 
     Attributes:
         rank: World rank of the first culprit.
-        cause: Its error.
-        doing: The operations it had not finished, oldest first, as text.
-        others: Errors of further ranks that were not consequences of the first, by rank.
+        cause: Error of this rank.
+        doing: Operations that this rank had not finished, oldest first, as text.
+        others: By world rank: errors of other ranks that were not consequences of the first error.
     """
-
-    rank: int
-    cause: BaseException
-    doing: tuple[str, ...]
-    others: dict[int, BaseException]
 
     def __init__(
         self,
@@ -376,86 +372,83 @@ class RankFailedError(OverlapError):
         world_size: int,
         finished: int = 0,
     ) -> None:
-        self.rank, self.cause, self.doing, self.others = rank, cause, tuple(doing), dict(others)
+        self.rank = rank
+        self.cause = cause
+        self.doing: tuple[str, ...] = tuple(doing)
+        self.others: dict[int, BaseException] = dict(others)
         busy = f"; unfinished there: {', '.join(self.doing)}" if self.doing else ""
-        other_failures = f"; also failed: {_rank_ranges(sorted(self.others))}" if self.others else ""
+        other_failures = f"; also failed: {named_ranks(sorted(self.others))}" if self.others else ""
         ended = world_size - 1 - len(self.others) - finished
         stopped = f"; the other {ended} ranks were stopped" if ended > 1 else ""
         subject = f"rank {rank} failed{where}"
         kinds = (type_name(cause), type_name(first_of_group(cause)))
         if CollectiveMismatchError.__name__ in kinds:
-            subject, busy = "ranks disagree", ""  # the error names both, and where; who has noticed it is not to blame
+            subject, busy = "ranks disagree", ""  # the error names both ranks; `rank` has only noticed it
         elif RankLeftError.__name__ in kinds and f"rank {rank} finished" in in_one_line(cause):
-            subject = f"rank {rank} left too early"  # and was nowhere: the place is that of who waits
+            subject = f"rank {rank} left too early"  # without `where`, which is the place of the rank that waits
         super().__init__(f"{subject}: {in_one_line(cause)}{busy}{other_failures}{stopped}")
 
 
 class StallError(OverlapError):
-    """The world has not ended within `timeout_s`, has made no progress for too long, or never will.
+    """The world has not ended within `timeout_s`, has made no progress for too long, or can make none any more.
 
     Args:
-        reason: Why the world was ended, after the words `the world`; by default `timeout_s`.
+        reason: Reason for the end as text after "the world"; "": `timeout_s` is over.
 
     Attributes:
-        timeout_s: How long it was given, if that is why it was ended; else None.
-        report: One line for each rank: the operation it waits in, its place, and the ranks it waits for.
+        timeout_s: The time limit of the run, in seconds, if it is the reason; else None.
+        report: One line for each rank: the operation in which it waits, its place, and the ranks that it waits for.
         sentence: Which rank waits for which, in one sentence; may be empty.
     """
 
-    timeout_s: float | None
-    report: tuple[str, ...]
-    sentence: str
-
     def __init__(self, timeout_s: float | None, report: Sequence[str], *, reason: str = "", sentence: str = "") -> None:
-        """Make one; `reason` says why the world was ended, by default `timeout_s`."""
-        self.timeout_s, self.report, self.sentence = timeout_s, tuple(report), sentence
+        self.timeout_s = timeout_s
+        self.report: tuple[str, ...] = tuple(report)
+        self.sentence = sentence
         end = reason or f"did not finish within timeout_s={timeout_s:g}"
-        super().__init__("\n  ".join([f"the world {end}{': ' if sentence else ''}{sentence}", *self.report]))
+        advice = "" if timeout_s is None else "; raise timeout_s if the program is only slow"
+        super().__init__("\n  ".join([f"the world {end}{': ' if sentence else ''}{sentence}{advice}", *self.report]))
 
 
 class DeadlineError(OverlapError, TimeoutError):
     """An operation has not ended within its `timeout_s`.
 
     Args:
-        state: What the operation did when its time was over, or an empty text.
+        state: State of the operation at the timeout, as text after "it"; "": unknown.
 
     Attributes:
         operation: The operation, such as "all_reduce #3 on group 'world'".
         call_site: `file:line` of the call.
-        timeout_s: How long it was given.
+        timeout_s: The time limit of the operation, in seconds.
     """
 
-    operation: str
-    call_site: str
-    timeout_s: float
-
     def __init__(self, operation: str, call_site: str, *, timeout_s: float, state: str = "") -> None:
-        self.operation, self.call_site, self.timeout_s = operation, call_site, timeout_s
+        self.operation = operation
+        self.call_site = call_site
+        self.timeout_s = timeout_s
         so_far = f": it {state}" if state else ""
         super().__init__(f"{operation} ({call_site}) has not ended within timeout_s={timeout_s:g}{so_far}")
 
 
 class FutureCancelledError(OverlapError, CancelledError):
-    """An operation was cancelled by `Future.cancel`, or used the result of a cancelled one; raised at the await."""
+    """An operation was cancelled by `Future.cancel`, or its input is the result of a cancelled operation.
+
+    It is raised where the operation is awaited.
+    """
 
 
 class ScheduleError(OverlapError):
     """A schedule failed its proof.
 
     Args:
-        message: What is wrong.
+        message: Text of the error.
 
     Attributes:
-        rank: Where it goes wrong, if the damage has a place.
-        slot: Slot of the output buffer.
-        step: Logical step of the table.
-        contributor: The rank whose contribution is missing or counted twice.
+        rank: Rank on which a row or a result is wrong; None if the fault has no single place.
+        slot: Slot that is wrong on this rank; None like `rank`.
+        step: Step of the table at fault; None if it is unknown.
+        contributor: Rank whose contribution is missing, or counted more than once; None if there is none.
     """
-
-    rank: int | None
-    slot: int | None
-    step: int | None
-    contributor: int | None
 
     def __init__(
         self,
@@ -466,5 +459,8 @@ class ScheduleError(OverlapError):
         step: int | None = None,
         contributor: int | None = None,
     ) -> None:
-        self.rank, self.slot, self.step, self.contributor = rank, slot, step, contributor
+        self.rank = rank
+        self.slot = slot
+        self.step = step
+        self.contributor = contributor
         super().__init__(message)

@@ -20,11 +20,11 @@ from .errors import UsageError
 from .hints import suggest_arguments
 from .processes.real_time import find_cluster, run_ranks, single_process_setup
 from .processes.trace_writer import TraceWriter
-from .runtime.ending import ended_by_its_loop
+from .runtime.event_loop import ended_by_its_loop
 from .runtime.rank import Rank
 from .runtime.world import World
 from .settings import Wires
-from .signals import handling_signals, registered_life
+from .signals import handling_signals, registered_world
 from .timeline.recording import KeptSteps
 from .uncaught import report_uncaught
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 Engine: TypeAlias = Callable[[Callable[..., Awaitable[object]], tuple[object, ...], RunConfig], list[object]]
-"""Runs a program elsewhere: its function, its arguments after the rank, its settings."""
+"""A function (main, arguments of main after the rank, settings) -> results of all ranks, which runs a program."""
 
 _engine: ContextVar[Engine | None] = ContextVar("engine", default=None)
 
@@ -62,47 +62,48 @@ def run(
     survive: bool | None = None,
     state_dir: str | PathLike[str] | None = None,
 ) -> list[T]:
-    """Run `main(rank, *args)` on every rank and return their results in rank order: those of this process's ranks.
+    """Run `main(rank, *args)` on every rank, and return the results of this process's ranks, in rank order.
 
     Args:
         main: An async function; its first argument is the rank.
         args: Further arguments, the same objects on every rank of this process.
-        ranks: How many ranks; by default those of the cluster, or 2 on the local machine.
-        cluster: A cluster or its name, such as "trn2.48xlarge x4"; "local" has no rules.
-        clock: "real"; "virtual" for simulated time on the modelled cluster, or an `overlap.Virtual` with its
-            assumptions.
-        trace: Where to write the timeline as a Chrome trace-event file when the run ends, well or badly.
-        trace_steps: Which steps of a run of days it keeps: "last:100", "every:10", or "last:100,every:10"; by default
-            what fits into 20,000 spans a rank.
-        timeout_s: Give up after that many seconds, with a report of the ranks that wait for each other.
-        transport: What carries the bytes; by default `NeuronLink`, which joins the ranks inside this process, and
-            sockets between processes. A function is given that default and returns what to put around it, such as
+        ranks: Number of ranks; by default those of the cluster, or 2 on the local machine.
+        cluster: A cluster or its name, such as "trn2.48xlarge x4"; "local", this machine, has no rules on groups.
+        clock: "real"; "virtual" for simulated time on the modelled cluster, or an `overlap.Virtual` with the
+            assumptions of the simulation.
+        trace: File to which the timeline is written as Chrome trace events when the run ends, also by an error; None:
+            the timeline is not written.
+        trace_steps: Steps that the timeline of a long run keeps: "last:100", "every:10", or "last:100,every:10"; None:
+            the steps that fit into 20,000 spans a rank.
+        timeout_s: Seconds after which the run gives up, with a report of the ranks that wait for each other; None:
+            never.
+        transport: What carries the bytes. None: `NeuronLink`, which joins the ranks inside this process, and sockets
+            between processes. A function gets that default and returns a transport around it, such as
             `lambda wires: Paced(wires, links=...)`.
-        algorithm: Use this algorithm wherever it exists, such as "ring"; by default the fastest.
-        check: "nan": look at everything that is sent, on its sender and before anything is added to it; the first rank
-            with a NaN or an infinity fails with a `NonFiniteError`, which names the operation, the step and the line.
-            64 MiB of float32 take 12 ms; nothing is looked at by default.
-        survive: Go on when a process is lost, as with `overlap run --survive`: the others meet in a smaller world, and
-            call `main` again. Of processes that `overlap run` has started on one host; several hosts also need
-            `--survive --witness DIR`. It changes nothing in one process, or in virtual time: their ranks are not lost
-            one by one.
-        state_dir: Folder in which `rank.state` and `Checkpoints` keep what a restart goes on from; by default nowhere.
-            In virtual time nothing is kept.
+        algorithm: Algorithm to use wherever it exists, such as "ring"; None: the fastest.
+        check: "nan": each sender checks all data before anything is added to it. The first rank with a NaN or an
+            infinity fails with a `NonFiniteError`, which names the operation, the step and the line. The check of 64
+            MiB of float32 takes 12 ms. None: no check.
+        survive: Whether the other processes go on when one is lost, as with `overlap run --survive`: they meet in a
+            smaller world, and call `main` again. `overlap run` must have started the processes; on several hosts it
+            also needs `--survive --witness DIR`. Ranks of a single process, and of virtual time, are not lost one by
+            one: for them this changes nothing.
+        state_dir: Folder in which `rank.state` and `Checkpoints` keep the state for a restart; None: nowhere. In
+            virtual time nothing is kept.
 
     Raises:
         UsageError: At once, for invalid arguments.
-        RankFailedError: When a rank raises; names the first culprit, its error is the `__cause__`.
-        SystemExit: With code 143 when the process was told to end by SIGTERM (129: SIGHUP) and nobody else handles
-            that: the ranks are cancelled, so that their `finally` runs, and the timeline is written.
+        RankFailedError: When a rank raises. The error names the first culprit; the `__cause__` is the culprit's error.
+        SystemExit: With code 143 when the process was told to end by SIGTERM (129: SIGHUP) and no other handler exists.
+            The ranks are cancelled, so that their `finally` runs, and the timeline is written.
         StallError: When `timeout_s` is over, or nothing has moved for too long (see `--stall-warning`,
             `--stall-timeout`); in virtual time also when every rank is blocked and nothing is due.
     """
     report_uncaught()
-    arguments = _arguments_as_config(
-        clock, cluster, ranks=ranks, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s, wires=transport,
-        algorithm=algorithm, check=check, survive=survive, state_dir=state_dir,
+    config = _make_config(
+        main, args, clock, cluster, ranks=ranks, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s,
+        wires=transport, algorithm=algorithm, check=check, survive=survive, state_dir=state_dir,
     )  # fmt: skip
-    config = resolve_config(main, args, arguments)
     if (engine := _engine.get()) is not None:
         return cast("list[T]", engine(main, args, config))
     if trio.lowlevel.in_trio_run():
@@ -140,22 +141,22 @@ async def run_async(
     survive: bool | None = None,
     state_dir: str | PathLike[str] | None = None,
 ) -> list[T]:
-    """Run like `run`, inside a Trio program. Cancelling it ends all ranks and leaves nothing behind.
+    """Run `main` on every rank as `run` does, inside a Trio program. Cancellation ends all ranks and frees everything.
 
-    What a launcher has put in the environment (see `overlap.config`) wins over the arguments.
+    Arguments, results and errors: see `run`. Settings of a launcher in the environment (see `overlap.config`) win over
+    the arguments.
 
     Raises:
-        UsageError: At once, for invalid arguments, and for virtual time, for which Trio must be started
-            on a clock of its own.
+        UsageError: At once, for invalid arguments, outside a Trio program, and for virtual time, which needs Trio to be
+            started on a clock of its own.
     """
     report_uncaught()
     if not trio.lowlevel.in_trio_run():
         raise UsageError("run_async: no Trio program runs here; use overlap.run, or overlap.connect beside asyncio")
-    arguments = _arguments_as_config(
-        clock, cluster, ranks=ranks, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s, wires=transport,
-        algorithm=algorithm, check=check, survive=survive, state_dir=state_dir,
+    config = _make_config(
+        main, args, clock, cluster, ranks=ranks, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s,
+        wires=transport, algorithm=algorithm, check=check, survive=survive, state_dir=state_dir,
     )  # fmt: skip
-    config = resolve_config(main, args, arguments)
     if config.virtual is not None:
         raise UsageError("clock: a Trio program that runs already has real time; use overlap.run for virtual time")
     with TraceWriter(config) as writer:
@@ -164,7 +165,7 @@ async def run_async(
 
 @contextmanager
 def running_on(engine: Engine) -> Iterator[None]:
-    """Let every `run` in the block run its ranks on an engine, which returns the results of all ranks."""
+    """Let every `run` in the block call `engine` in place of running ranks in this process."""
     token = _engine.set(engine)
     try:
         yield
@@ -172,34 +173,44 @@ def running_on(engine: Engine) -> Iterator[None]:
         _engine.reset(token)
 
 
-def _arguments_as_config(clock: str | Virtual, cluster: str | topology.Cluster, **settings: Any) -> RunConfig:
-    """Return the arguments of a run as settings; the local machine is the default."""
+def _make_config(
+    main: object, args: tuple[object, ...], clock: str | Virtual, cluster: str | topology.Cluster, **settings: Any
+) -> RunConfig:
+    """Return the checked settings of a run, from the arguments of `run` and the environment.
+
+    Args:
+        main: Program of each rank.
+        args: Arguments of `main` after the rank.
+        clock: Argument of `run`.
+        cluster: Argument of `run`; "local" counts as left out, so that the environment can give another one.
+        settings: Other arguments of `run`, by the names of settings.
+    """
     if isinstance(settings["state_dir"], str | PathLike):
         settings["state_dir"] = os.path.abspath(settings["state_dir"])  # the program may change its directory
     arguments = RunConfig.given(cluster=None if cluster == "local" else cluster, **settings)
-    if clock == "real":
-        return arguments
-    from .simulation.simulated_backend import parse_clock  # and with it the model of the machines
+    if clock != "real":
+        from .simulation.simulated_backend import parse_clock  # and with it the model of the machines
 
-    return arguments.changed(ARGUMENT, virtual=parse_clock(clock))
+        arguments = arguments.changed(ARGUMENT, virtual=parse_clock(clock))
+    return resolve_config(main, args, arguments)
 
 
 async def _run_in_real_time(
     main: Callable[..., Awaitable[T]], args: tuple[object, ...], config: RunConfig, writer: TraceWriter
 ) -> list[T]:
-    """Run a world in real time, until it ends or a signal ends it."""
-    with registered_life() as life:
+    """Run a world in real time until it ends or a signal ends it, and return the results of this process's ranks."""
+    with registered_world() as live_world:
 
         def set_world(world: World) -> None:
-            """Let signals find the world."""
-            life.world = world
+            """Make `world` known to the signal handlers."""
+            live_world.world = world
 
         own_place = _find_own_place(config.ranks)
         if own_place is not None and config.survive:
-            from .survival.epochs import live_epochs  # few runs go on after a loss
+            from .survival.epochs import live_epochs  # not at the top: few runs survive losses
 
             return await live_epochs(
-                own_place, main, args, config, writer, set_world, has_signal=lambda: life.scope.cancel_called
+                own_place, main, args, config, writer, set_world, has_signal=lambda: live_world.scope.cancel_called
             )
         if own_place is None:
             opened = single_process_setup(config)
@@ -208,7 +219,7 @@ async def _run_in_real_time(
 
             opened = join_launched_world(own_place, config.changed(own_place.source, ranks=own_place.world_size))
         return await run_ranks(
-            opened, own_place, main, args, config, writer, set_world, has_signal=lambda: life.scope.cancel_called
+            opened, own_place, main, args, config, writer, set_world, has_signal=lambda: live_world.scope.cancel_called
         )
     raise AssertionError("this is a bug in overlap: a world that ends early has raised why")
 
@@ -229,11 +240,22 @@ def _run_in_virtual_time(
     async def run_epoch(
         clock: SimulatedBackend, size: int, epochs: Sequence[Epoch], described: Mapping[str, str]
     ) -> list[T]:
-        """Run the ranks of one epoch on simulated time; `described` is added to the metadata of its timeline."""
-        world = clock.world(size, placed, algorithm=config.algorithm, check=config.check, steps=steps, epochs=epochs)
-        world.name_state_folder(config.state_dir)
+        """Run the ranks of one epoch in virtual time, and return their results.
+
+        An epoch is one world of a run that goes on in smaller worlds after losses; a usual run is a single epoch.
+
+        Args:
+            clock: The simulation.
+            size: Number of ranks.
+            epochs: Epochs of the run so far; () if the run survives no losses.
+            described: Metadata to add to the timeline.
+        """
+        world = clock.world(
+            size, placed, algorithm=config.algorithm, check=config.check, steps=steps, epochs=epochs,
+            state_dir=config.state_dir,
+        )  # fmt: skip
         world.described.update(described)
-        clock.kernel.on_stall = world.deadlock
+        clock.kernel.on_stall = world.end_deadlocked
         if config.pulse is not None:
             clock.beat(config.pulse)
         try:
@@ -242,7 +264,7 @@ def _run_in_virtual_time(
             writer.write_virtual(world.timeline)
 
     if config.virtual.faults is not None and config.virtual.faults.survive:
-        from .survival.virtual import live_virtual_epochs  # few runs go on after a loss
+        from .survival.virtual import live_virtual_epochs  # not at the top: few runs survive losses
 
         return live_virtual_epochs(run_epoch, config.virtual, placed, size)
     clock = SimulatedBackend(config.virtual, placed)
@@ -251,14 +273,14 @@ def _run_in_virtual_time(
 
 
 def _find_own_place(ranks: int | None) -> ProcessPlace | None:
-    """Return the place of this process in the world of a launcher; None without a launcher.
+    """Return the place of this process in the world of a launcher, or None without a launcher.
 
     Args:
-        ranks: How many the program says.
+        ranks: Number of ranks that the program or the environment sets; None: neither does.
     """
     if _LAUNCHER_VARIABLES.isdisjoint(os.environ):
         return None
-    from .processes.place import find_place, set_rank_count  # and with it all that processes need to meet
+    from .processes.place import find_place, set_rank_count  # not at the top: loads all that several processes need
 
     own_place = find_place()
     return None if own_place is None else set_rank_count(own_place, ranks)

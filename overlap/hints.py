@@ -31,7 +31,7 @@ _OTHER_WORDS = {
     "source": "src",
     "async_op": "",
 }
-"""Keyword arguments of other libraries, and ours; "" where there is none, because every call returns at once."""
+"""By keyword argument of other libraries: the argument of overlap; "" for `async_op`, as every call returns at once."""
 
 _OTHER_ATTRIBUTES = {
     "size": "world_size",
@@ -50,18 +50,18 @@ _OTHER_ATTRIBUTES = {
     "irecv": "recv",
     "wait": "result",
 }
-"""Attributes of other libraries, and ours."""
+"""By attribute of other libraries: the attribute of overlap."""
 
 _ASYNCIO = "a rank runs on Trio, where functions of asyncio do not work: `trio.sleep(s)` in place of `asyncio.sleep(s)`"
 
 
 def close_name(name: str, candidates: Iterable[str], words: Mapping[str, str] = _OTHER_WORDS) -> str | None:
-    """Return the known name that was probably meant, or None.
+    """Return the known name that an unknown name probably means; None if no known name is similar.
 
     Args:
-        name: The name that is not known.
-        candidates: Names that are.
-        words: Names of other libraries, each with ours.
+        name: The unknown name.
+        candidates: Known names.
+        words: By name of other libraries: the name here.
     """
     names = list(candidates)
     if words.get(name) in names:
@@ -70,7 +70,7 @@ def close_name(name: str, candidates: Iterable[str], words: Mapping[str, str] = 
 
 
 def missing_name_error(name: str) -> AttributeError:
-    """Return the error of a name that `overlap` does not have, and of the namespace that has it, if one does."""
+    """Return the AttributeError for a name that `overlap` lacks; it says if `parallel` or `testing` has the name."""
     message = f"module {__package__!r} has no attribute {name!r}"
     if not name.startswith("_"):
         for namespace in ("parallel", "testing"):
@@ -80,10 +80,10 @@ def missing_name_error(name: str) -> AttributeError:
 
 
 def find_shadowed_package(path: Sequence[str] | None = None) -> str | None:
-    """Return a sentence on the file or folder that Python would import in place of a package of ours; None without one.
+    """Return a sentence on a file or folder that Python would import in place of `topology` or `transports`, or None.
 
     Args:
-        path: Folders to import from; None: all of Python.
+        path: Folders to search; None: `sys.path`.
     """
     home = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     for name in ("topology", "transports"):
@@ -91,12 +91,18 @@ def find_shadowed_package(path: Sequence[str] | None = None) -> str | None:
         ours = os.path.join(home, name, "__init__.py")
         if spec is not None and spec.origin is not None and os.path.realpath(spec.origin) != ours:
             place = os.path.dirname(spec.origin) if spec.submodule_search_locations else spec.origin
-            return f"{place} hides the package {name}, which overlap needs: rename it"
+            is_clone = os.path.isdir(os.path.join(os.path.dirname(place), __package__))
+            advice = "move the program out of that clone of overlap" if is_clone else "rename it"
+            return f"{place} hides the package {name}, which overlap needs: {advice}"
     return None
 
 
 def find_hint(error: BaseException) -> str | None:
-    """Return a sentence on the common mistake that has probably caused an error; None: no such mistake."""
+    """Return a sentence on the common mistake that has probably caused an error; None if no known one fits.
+
+    Mistakes: a keyword argument or attribute with a slightly wrong name, or with that of another library; functions of
+    asyncio in a rank.
+    """
     if isinstance(error, TypeError) and (found := _UNEXPECTED.search(str(error))) and "mean" not in str(error):
         if found[2] == "async_op":
             return "every call returns a future at once; there is no async_op"
@@ -106,7 +112,7 @@ def find_hint(error: BaseException) -> str | None:
         known = (each for each in dir(error.obj) if not each.startswith("_"))
         name = error.name or "_"
         suggestion = None if name.startswith("_") else close_name(name, known, _OTHER_ATTRIBUTES)
-        # a future has every name of an array
+        # A future lists the attributes of arrays as well, so that `name` itself may be among the known names.
         return f"did you mean {suggestion}?" if suggestion and suggestion != name else None
     if isinstance(error, RuntimeError) and str(error) == "no running event loop":
         return _ASYNCIO
@@ -114,7 +120,12 @@ def find_hint(error: BaseException) -> str | None:
 
 
 def _arguments_of_function(error: BaseException, function: str) -> Iterable[str]:
-    """Return the argument names of a function that the innermost frame of an error has a name for; [] without."""
+    """Return the argument names of a function that the innermost frame of an error can call; [] if it finds none.
+
+    Args:
+        error: The error.
+        function: Name of the function, or of a method of an object that the frame knows.
+    """
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     for value in [*frames[-1].f_locals.values(), *frames[-1].f_globals.values()] if frames else []:
         named = value if getattr(value, "__name__", None) == function else getattr(type(value), function, None)
@@ -124,7 +135,10 @@ def _arguments_of_function(error: BaseException, function: str) -> Iterable[str]
 
 
 def hide_class_name(kind: type[T]) -> type[T]:
-    """Rename the public methods of a class without its name, because errors show it and users do not know it."""
+    """Set the qualified name of a class's public methods to the method's name alone, and return the class.
+
+    Python's errors show the qualified name, and users do not know the class.
+    """
     for name, value in vars(kind).items():
         if inspect.isfunction(value) and not name.startswith("_"):
             value.__qualname__ = name
@@ -132,7 +146,7 @@ def hide_class_name(kind: type[T]) -> type[T]:
 
 
 def suggest_arguments(call: Callable[P, T]) -> Callable[P, T]:
-    """Return the function with errors that suggest a name for an unknown keyword argument, as in Python 3.13."""
+    """Decorator: an unknown keyword argument raises a TypeError that suggests a known one, as in Python 3.13."""
     names = [each.name for each in inspect.signature(call).parameters.values()]
     usual = frozenset(names)
 

@@ -13,26 +13,36 @@ PROC = Path("/proc")
 
 
 class ProcessState(Enum):
-    """State of a process, as its kernel reports it."""
+    """State of a process, as the kernel reports it."""
 
     RUNS = "runs"
-    STOPPED = "stopped"
-    GONE = "gone"
-    ELSEWHERE = "elsewhere"  # an id of another kernel's process
+    STOPPED = "stopped"  # by SIGSTOP or a debugger
+    GONE = "gone"  # ended, or its id now belongs to another process
+    ELSEWHERE = "elsewhere"  # of another kernel or namespace of process ids, which cannot be asked
     UNKNOWN = "unknown"
 
 
 def process_identity(pid: int | None = None) -> str:
-    """Return a name by which other processes of the host find a process, by default this one; "" without `/proc`."""
+    """Return a text that identifies a process for other processes of the host: namespace, process id, start time.
+
+    The start time tells a process from a later one with the same id.
+
+    Args:
+        pid: Id of the process; None: this process.
+
+    Returns:
+        The text, which `process_state` takes; "" without `/proc` or without such a process.
+    """
     try:
         number = os.getpid() if pid is None else pid
-        return f"{_process_namespace()} {number} {read_stat(number)[1]}"
+        _, started_ticks = read_stat(number)
+        return f"{_process_namespace()} {number} {started_ticks}"
     except (OSError, ValueError, IndexError):
         return ""
 
 
 def process_state(identity: str) -> ProcessState:
-    """Return the state of a process by its `process_identity`; `ELSEWHERE` if that is of another host."""
+    """Return the state of the process whose `process_identity` is `identity`; `UNKNOWN` for a text of another form."""
     namespace, pid, start = identity.split(" ") if identity.count(" ") == 2 else ("", "", "")
     if not pid.isdecimal():
         return ProcessState.UNKNOWN
@@ -44,14 +54,14 @@ def process_state(identity: str) -> ProcessState:
         return ProcessState.GONE
     except (OSError, ValueError, IndexError):
         return ProcessState.UNKNOWN
-    if current_start != start or letter in "ZX":
+    if current_start != start or letter in "ZX":  # another process with this id, or a zombie or dead one
         return ProcessState.GONE
     return ProcessState.STOPPED if letter == "T" else ProcessState.RUNS
 
 
 @cache
 def _process_namespace() -> str:
-    """Name the kernel and the namespace of process ids."""
+    """Return a name of this kernel and its namespace of process ids; "?" if they are unknown."""
     with suppress(OSError):
         return _boot_and_namespace("pid")
     return "?"
@@ -59,54 +69,66 @@ def _process_namespace() -> str:
 
 @cache
 def network_namespace() -> str:
-    """Name the kernel and the network of this process: processes that share both reach each other over loopback."""
+    """Return a name of the kernel and the network namespace of this process; the host's name if they are unknown.
+
+    Processes with the same name reach each other over loopback.
+    """
     with suppress(OSError):
         return _boot_and_namespace("net")
     return platform.node()
 
 
 def _boot_and_namespace(kind: str) -> str:
-    """Name the boot of this kernel and a namespace of this process, such as "net"."""
+    """Return the id of this kernel's boot and the id of a namespace of this process, as "BOOT/NAMESPACE".
+
+    Args:
+        kind: Kind of the namespace: a name in /proc/self/ns, such as "net" or "pid".
+
+    Raises:
+        OSError: `/proc` cannot be read.
+    """
     boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink(PROC / 'self/ns' / kind)}"
 
 
 def exists(pid: int | str) -> bool:
-    """Whether there is a process with this id, also one that has not been reaped."""
+    """Whether a process has this id; a zombie, which its parent has not waited for, counts."""
     return (PROC / str(pid)).exists()
 
 
 def state_letter(pid: int) -> str:
-    """Return the state of a process as a letter of proc(5): "T" if it is stopped; "" if there is no such process."""
+    """Return the state of a process as a letter of proc(5): "T" if it is stopped, or "" if there is no such process."""
     with suppress(OSError, IndexError):
         return read_stat(pid)[0]
     return ""
 
 
 def read_stat(pid: int) -> tuple[str, str]:
-    """Return the state of a process as a letter, and its start time in clock ticks."""
-    fields = _read_stat_fields(pid)
+    """Return the state of a process as a letter of proc(5), and its start time in clock ticks since boot, as text.
+
+    Raises:
+        OSError: There is no such process, or no `/proc`.
+        IndexError: The file has another form.
+    """
+    # The command's name ends with the last ")". The fields after it are numbers 3 (state), 4, ... of proc(5).
+    fields = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     return fields[0], fields[19]
 
 
-def _read_stat_fields(pid: int) -> list[str]:
-    return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-
-
 def start_ticks(pid: int) -> str:
-    """Return the start time of a process in clock ticks since boot, as text; "" if it is unknown."""
+    """Return the start time of a process in clock ticks since boot, as text, or "" if it is unknown."""
     with suppress(OSError, IndexError):
         return read_stat(pid)[1]
     return ""
 
 
 def queued_ns(thread: int) -> int:
-    """Return the nanoseconds that a thread has waited for a processor; 0 if the system does not count them.
+    """Return the nanoseconds that a thread has waited for a processor, or 0 if the system does not count them.
 
-    Linux does: Documentation/scheduler/sched-stats.rst, "/proc/<pid>/schedstat".
+    Source: Linux, Documentation/scheduler/sched-stats.rst, "/proc/<pid>/schedstat".
 
     Args:
-        thread: As the kernel numbers it: the first thread of a process has the process's number.
+        thread: Id of the thread in the kernel (`threading.get_native_id`).
     """
     with suppress(OSError, ValueError, IndexError):
         return int((PROC / str(thread) / "schedstat").read_text().split()[1])
@@ -114,17 +136,18 @@ def queued_ns(thread: int) -> int:
 
 
 def waits_in_kernel(pid: int) -> str:
-    """Return the function of the kernel in which a process sleeps: proc(5), "/proc/pid/wchan"; "" if unknown."""
+    """Return the kernel's function in which a process sleeps (proc(5), "/proc/pid/wchan"); "" if it runs or unknown."""
     with suppress(OSError):
-        return (PROC / str(pid) / "wchan").read_text().strip().removeprefix("0")  # "0": it runs, or we may not know
+        # The file has "0" if the process runs, or if we have no permission to know.
+        return (PROC / str(pid) / "wchan").read_text().strip().removeprefix("0")
     return ""
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """Return how many processes of this control group the kernel killed for want of memory; 0 if unknown.
+    """Return how many processes of this control group the kernel killed for want of memory, or 0 if unknown.
 
     Args:
-        root: Folder with `proc` and `sys`; for tests.
+        root: Folder in which `proc` and `sys` are; tests pass another one.
     """
     count = 0
     for line in _read_lines(root / "proc/self/cgroup"):
@@ -137,7 +160,7 @@ def oom_kills(root: Path = Path("/")) -> int:
 
 
 def _read_oom_count(file: Path) -> int:
-    """Return the number of processes killed for want of memory from a file of a control group; 0 if it has none."""
+    """Return the number after "oom_kill" in a file of a control group; 0 if it cannot be read or has no such line."""
     for line in _read_lines(file):
         name, _, value = line.partition(" ")
         if name == "oom_kill" and value.isdecimal():
@@ -146,6 +169,7 @@ def _read_oom_count(file: Path) -> int:
 
 
 def _read_lines(file: Path) -> list[str]:
+    """Return the lines of a file; none if it cannot be read."""
     with suppress(OSError):
         return file.read_text(encoding="utf-8", errors="replace").splitlines()
     return []

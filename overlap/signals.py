@@ -1,15 +1,15 @@
 """Signals of this process: SIGTERM and SIGHUP end it in order, SIGUSR1 prints the state of its worlds.
 
-Schedulers end jobs with SIGTERM and a grace. By default a process ends at once: no `finally` runs, and no trace is
-written. Here the worlds of this process are cancelled, other processes are notified, and the process
-exits with 128 plus the number of the signal. A program that keeps the event loop for longer than a second gets a
-`KeyboardInterrupt` there, as of Ctrl-C. Asked again, it goes on ending: schedulers ask launchers and processes alike,
-so it comes twice.
+Schedulers end jobs with SIGTERM and a grace period. By default a process ends at once: no `finally` runs, and no trace
+is written. Here the worlds of this process are cancelled, other processes are notified, and the process exits with 128
+plus the number of the signal. A program that blocks the event loop for longer than a second gets a `KeyboardInterrupt`
+at its present line, as from Ctrl-C. A second signal changes nothing: schedulers send signals to launchers and processes
+alike, so that a process receives two.
 
-SIGUSR1 ends nothing: it prints who waits for whom, and the tasks of each rank with file and line, on stderr.
+SIGUSR1 ends nothing: it prints to stderr which rank waits for which, and the tasks of each rank with file and line.
 
-Signals that the program handles are left to it. The others are taken for as long as a world lives or the launcher's
-program runs.
+A signal for which the program has a handler stays with the program. The handlers here are installed as long as a world
+lives or the launcher's program runs.
 """
 
 from __future__ import annotations
@@ -34,29 +34,34 @@ from .runtime.interrupts import deferring_interrupts, interrupt, raise_in_progra
 if TYPE_CHECKING:
     from .runtime.world import World
 
-ASKING = signal.SIGUSR1
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
-# An event loop that runs obeys within milliseconds.
+ASKING = signal.SIGUSR1  # prints the state of the worlds
+_ENDING = (signal.SIGTERM, signal.SIGHUP)  # end the process
+# Seconds until an event loop that has not acted counts as blocked; a free one acts within milliseconds.
 _OBEY_S = 1.0
 
 
 class Terminated(SystemExit):
-    """A signal has ended the process in order; the exit code is 128 plus its number, as in shells.
+    """A signal has ended the process in order; the exit code is 128 plus the number of the signal, as in shells.
 
     Attributes:
-        kept: The saved state of the world, as the end of a sentence; empty if there is none.
+        number: The signal.
+        kept: Text on the saved state of the world, as the end of a sentence; "" if none is saved.
     """
-
-    number: signal.Signals
-    kept: str
 
     def __init__(self, number: signal.Signals, kept: str = "") -> None:
         super().__init__(128 + number)
-        self.number, self.kept = number, kept
+        self.number = number
+        self.kept = kept
 
 
-class Life:
-    """A world on this event loop, from before its rendezvous to its end; `world` is None before it exists."""
+class LiveWorld:
+    """A world on this event loop that signals can reach, from before its processes meet until its end.
+
+    Attributes:
+        world: The world; None until its processes have met.
+        token: The event loop, for calls from signal handlers.
+        scope: Cancels the whole run.
+    """
 
     def __init__(self) -> None:
         self.world: World | None = None
@@ -64,7 +69,7 @@ class Life:
         self.scope: trio.CancelScope = trio.CancelScope()
 
     def end(self, number: signal.Signals) -> None:
-        """End the world because of a signal."""
+        """End the world because of a signal: other processes are notified, and the run here is cancelled."""
         if self.world is not None:
             self.world.end_by_signal(number.name)
         self.scope.cancel(reason=f"told to end by {number.name}")
@@ -73,12 +78,13 @@ class Life:
         """Print the state of the world to stderr."""
         lines = ["the processes have not met"]
         if self.world is not None:
-            lines = [*self.world.reports.lines_now(), "tasks:", *self.world.reports.tasks()]
+            reports = self.world.reports
+            lines = [*reports.lines(reports.views()), "tasks:", *reports.tasks()]
             lines += [f"flight record: {path} (`overlap why` reads it)" for path in open_records()]
         _print_lines([f"asked by {ASKING.name}, process {os.getpid()}:", *lines])
 
 
-_registered_lives: list[Life] = []
+_live_worlds: list[LiveWorld] = []
 _active: list[_SignalHandlers] = []  # at most one
 
 
@@ -93,44 +99,44 @@ def _after_fork() -> None:
 
 
 def _restore_in_fork() -> None:
-    """Restore the default handlers in a fork of this process, because the fork is no rank."""
+    """Restore the default handlers in a forked child, which runs no ranks, and unblock our signals."""
     for handlers in _active:
         handlers.release()
     _active.clear()
     _after_fork()
 
 
-# Signals are blocked during a fork: the interpreter forgets signals that a new process receives before it starts.
+# Signals are blocked during a fork: Python discards signals that the child receives before it runs.
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_restore_in_fork)
 
 
 @contextmanager
-def registered_life() -> Iterator[Life]:
-    """Let signals reach a world that runs on this event loop within the block.
+def registered_world() -> Iterator[LiveWorld]:
+    """Let signals reach the world that the block runs on this event loop; the block sets `LiveWorld.world`.
 
     Raises:
-        Terminated: If a signal has ended the world.
+        Terminated: A signal has ended the world.
     """
     with deferring_interrupts():
-        life = Life()
-        _registered_lives.append(life)
+        live_world = LiveWorld()
+        _live_worlds.append(live_world)
         try:
-            with life.scope:
-                yield life
+            with live_world.scope:
+                yield live_world
         finally:
-            _registered_lives.remove(life)
+            _live_worlds.remove(live_world)
     _raise_if_ending()
 
 
 @contextmanager
 def handling_signals(*, quiet: bool = False) -> Iterator[None]:
-    """Handle signals while the main thread runs the block; in a nested block, the outer one handles them.
+    """Install the signal handlers during the block. In a nested block, and in other threads, nothing is installed.
 
     Args:
-        quiet: The caller reports the signal to the user.
+        quiet: Whether to leave the report of the signal to the caller; otherwise it is printed here.
 
     Raises:
-        Terminated: If a signal has ended the block.
+        Terminated: A signal has ended the block.
     """
     if _active or threading.current_thread() is not threading.main_thread():
         yield
@@ -152,17 +158,17 @@ def handling_signals(*, quiet: bool = False) -> Iterator[None]:
         try:
             handlers.close()
         finally:
-            handlers.close()  # Ctrl-C may have ended the first call
+            handlers.close()  # again, as Ctrl-C may have interrupted the first call
 
 
 def _raise_if_ending() -> None:
-    """Raise if a signal has requested the end of this process, so that the program does not go on."""
+    """Raise `Terminated` if a signal has requested the end of this process, so that the program does not continue."""
     if _active and _active[0].first_signal is not None:
         raise Terminated(_active[0].first_signal)
 
 
 def _follows_from_signal(error: BaseException, number: signal.Signals) -> bool:
-    """Whether an error follows from the signal, here or in another process that got it sooner."""
+    """Whether an error is a consequence of the signal, which another process may have received before this one."""
     if isinstance(error, RankFailedError):
         return isinstance(error.cause, RemoteError) and error.cause.type_name == number.name
     if isinstance(error, BaseExceptionGroup):
@@ -174,9 +180,9 @@ class _SignalHandlers:
     """Handlers of the signals of this process.
 
     Attributes:
-        first_signal: First signal that requested the end of the process.
-        where: Step of that moment, as text.
-        kept: Returns the saved states of this moment, as text.
+        first_signal: First signal that requested the end of the process; None: no signal has.
+        where: Steps of the ranks when this signal arrived, as text for the report.
+        kept: Returns text on the saved state of the world, for the report.
     """
 
     def __init__(self) -> None:
@@ -189,11 +195,11 @@ class _SignalHandlers:
         self._timers: list[threading.Timer] = []
 
     def install(self) -> None:
-        """Handle the signals that have no handler."""
+        """Install our handlers for those of our signals that have the default handler, and unblock `ASKING`."""
         self._handled = [number for number in self._handlers if signal.getsignal(number) is signal.SIG_DFL]
         for number in self._handled:
             signal.signal(number, self._handlers[number])
-        # a launcher blocks it until here: it would end a process that is still starting
+        # The launcher has started this process with `ASKING` blocked, as its default handler ends a process.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {ASKING})
 
     def release(self) -> None:
@@ -213,51 +219,57 @@ class _SignalHandlers:
     def _on_end_signal(self, number: int, frame: FrameType | None) -> None:
         """End all worlds at the first signal; interrupt the program at a repeated one."""
         if self.first_signal is not None:
-            self._interrupt_program(frame)
+            # `_raise_again` has sent it: the loop is blocked. Interrupt the program, but not code of Trio.
+            if self._insisting and not trio.lowlevel.currently_ki_protected():
+                self._insisting = False
+                raise_in_program(frame, interrupt)
             return
         self.first_signal = signal.Signals(number)
-        for life in _registered_lives:
-            if life.world is not None:
-                self.where = life.world.reports.steps()
-                self.kept = life.world.reports.kept
-            self._run_in_loop(life, partial(life.end, self.first_signal), partial(self._raise_again, self.first_signal))
-        if not _registered_lives:
-            self._end_here(self.first_signal, frame)
+        for live_world in _live_worlds:
+            if live_world.world is not None:
+                self.where = live_world.world.reports.steps_text()
+                self.kept = live_world.world.reports.saved_step_text
+            self._run_in_loop(
+                live_world, partial(live_world.end, self.first_signal), partial(self._raise_again, self.first_signal)
+            )
+        if not _live_worlds:
+            self._end_without_world(self.first_signal, frame)
 
     def _raise_again(self, number: signal.Signals) -> None:
-        """Send the signal to the main thread again, because the event loop has not acted on it."""
+        """Send the signal to the main thread again: its handler then interrupts the program, which blocks the loop."""
         self._insisting = True
         signal.pthread_kill(threading.main_thread().ident or 0, number)
 
-    def _interrupt_program(self, frame: FrameType | None) -> None:
-        """Interrupt a program that blocks the event loop, but not Trio itself."""
-        if self._insisting and not trio.lowlevel.currently_ki_protected():
-            self._insisting = False
-            raise_in_program(frame, interrupt)
-
-    def _end_here(self, signal_number: signal.Signals, frame: FrameType | None) -> None:
+    def _end_without_world(self, signal_number: signal.Signals, frame: FrameType | None) -> None:
         """End a process in which no world runs in real time."""
         if not trio.lowlevel.in_trio_run():
             raise_in_program(frame, partial(_raise_terminated, signal_number))
             return
-        if callable(signal.getsignal(signal.SIGINT)):  # its loop knows what to do with that
+        if callable(signal.getsignal(signal.SIGINT)):  # Trio's own handler cancels the program
             signal.raise_signal(signal.SIGINT)
         else:
-            _raise_default(signal_number)
+            signal.signal(signal_number, signal.SIG_DFL)  # which ends the process
+            signal.raise_signal(signal_number)
 
     def _on_state_signal(self, number: int, frame: FrameType | None) -> None:
         """Print the state of each world, by its event loop or, if that is blocked, by a thread."""
-        for life in _registered_lives:
-            print_state = _call_once(life.print_state)
-            self._run_in_loop(life, print_state, print_state)
-        if not _registered_lives:
+        for live_world in _live_worlds:
+            print_state = _call_once(live_world.print_state)
+            self._run_in_loop(live_world, print_state, print_state)
+        if not _live_worlds:
             where = f"its program is at {line_in_thread(threading.get_ident())}" if frame else "its program runs"
             lines = [f"asked by {ASKING.name}, process {os.getpid()}:", f"no world lives here in real time; {where}"]
-            # not here: what was interrupted may be about to write, too
+            # In a thread: the signal may have interrupted a write to stderr, in which another write would fail.
             threading.Thread(target=_print_lines, args=(lines,), name="overlap answer").start()
 
-    def _run_in_loop(self, life: Life, do: Callable[[], None], otherwise: Callable[[], None]) -> None:
-        """Call `do` on the event loop; if that is blocked, call `otherwise` in a thread."""
+    def _run_in_loop(self, live_world: LiveWorld, do: Callable[[], None], otherwise: Callable[[], None]) -> None:
+        """Call `do` on the event loop of a world; if it is blocked for `_OBEY_S`, call `otherwise` in a thread first.
+
+        Args:
+            live_world: The world.
+            do: Function for the event loop. It is called late if the loop was blocked.
+            otherwise: Function for a thread.
+        """
         timer = threading.Timer(_OBEY_S, otherwise)
         timer.daemon = True
         self._timers.append(timer)
@@ -269,22 +281,17 @@ class _SignalHandlers:
             do()
 
         with suppress(trio.RunFinishedError):
-            life.token.run_sync_soon(run_first)
+            live_world.token.run_sync_soon(run_first)
 
 
 def _call_once(do: Callable[[], None]) -> Callable[[], None]:
-    left = [do]
+    """Return a function whose first call, from any thread, calls `do`; further calls do nothing."""
+    left = [do]  # `pop` is atomic
     return lambda: left.pop()() if left else None
 
 
 def _raise_terminated(number: signal.Signals, frame: FrameType | None) -> NoReturn:
     raise Terminated(number)
-
-
-def _raise_default(number: int) -> None:
-    """Raise a signal after a reset to the default handler, which ends the process."""
-    signal.signal(number, signal.SIG_DFL)
-    signal.raise_signal(number)
 
 
 def _print_lines(lines: Sequence[str]) -> None:

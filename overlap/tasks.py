@@ -1,4 +1,4 @@
-"""Tasks in the background of a block."""
+"""A nursery for background tasks, which end with the block that opens it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import trio
 
 @asynccontextmanager
 async def open_background_nursery() -> AsyncIterator[trio.Nursery]:
-    """Open a nursery for tasks that run next to a block; the end of the block cancels them.
+    """Open a nursery for tasks that run during the block; the end of the block cancels them.
 
-    An error of the block is raised as it is, and not in a group, as by a nursery of Trio.
+    An error that the block raises leaves as it is; a nursery of Trio would raise it in an exception group.
     """
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
@@ -28,4 +28,4 @@ async def open_background_nursery() -> AsyncIterator[trio.Nursery]:
         try:
             raise failure
         finally:
-            failure = None  # or it would keep this frame alive, which keeps it alive
+            failure = None  # break the cycle of references between the error and this frame

@@ -1,4 +1,4 @@
-"""Start of threads, with the reason where the system allows no more; and the position of another thread."""
+"""Functions that start a thread with a readable error if the system allows none, and read another thread's frames."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from types import FrameType
 
 from .errors import UsageError
 
-#: Error of Python where the system refuses a thread.
+#: Text of Python's RuntimeError if the system refuses a thread.
 _NO_MORE_THREADS = "can't start new thread"
 
 _reading_frames = RLock()
-# A fork waits for it: else the child's collector could stay off for ever.
+# A fork waits for the lock: a child of a fork inside the block would keep its garbage collector off for ever.
 os.register_at_fork(
     before=_reading_frames.acquire, after_in_parent=_reading_frames.release, after_in_child=_reading_frames.release
 )
@@ -26,8 +26,8 @@ def start_thread(thread: Thread, *, need: str = "a world needs a few") -> None:
     """Start a thread.
 
     Args:
-        thread: The thread; its name is in the error.
-        need: Number of threads that are needed, for the error.
+        thread: The thread; the error names it.
+        need: Clause for the error that says how many threads are needed.
 
     Raises:
         UsageError: The system allows no more threads.
@@ -46,17 +46,16 @@ def start_thread(thread: Thread, *, need: str = "a world needs a few") -> None:
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Disable the garbage collector while this thread reads frames of another one.
+    """Disable the garbage collector while this thread reads frames of another thread.
 
-    Python 3.11 makes a frame's object at its first use, and may collect garbage for that. A finalizer can then let the
-    other thread leave the frame, and the new object overwrites the memory that follows it: a crash, or worse. From
-    3.12 on, garbage is collected between two instructions only, and a thread that leaves a frame there leaves a whole
-    object.
+    Python 3.11 makes the object of a frame when the frame is first read, and may collect garbage for that. A finalizer
+    can then let the other thread leave the frame, and the new object overwrites other memory. From 3.12 on, garbage is
+    collected only between two instructions, so that the object is complete before another thread runs.
     """
     if sys.version_info >= (3, 12):
         yield
         return
-    with _reading_frames:  # else one thread would turn the collector on while another still looks
+    with _reading_frames:  # else one thread could enable the collector while another thread still reads
         was_on = gc.isenabled()
         gc.disable()
         try:
@@ -67,7 +66,11 @@ def without_collector() -> Iterator[None]:
 
 
 def read_frames(thread: int) -> list[FrameType]:
-    """Return the frames of a thread, by its ident, innermost first; none if it has ended."""
+    """Return the frames of a thread, innermost first; [] if the thread has ended.
+
+    Args:
+        thread: `Thread.ident` of the thread.
+    """
     frames: list[FrameType] = []
     with without_collector():
         frame = sys._current_frames().get(thread)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 _ENDINGS = (".trace.json.gz", ".trace.json", ".json.gz", ".json")
 
-_paths_by_name: dict[str, list[Path]] = {}  # the paths that `next_path` has returned, by its argument
-_written_files: set[Path] = set()  # paths that were written
+_paths_by_name: dict[str, list[Path]] = {}  # by argument of `next_path`: the paths that it has returned
+_written_files: set[Path] = set()  # files that runs have written
 
 
 def next_path(path: str) -> Path:
-    """Return where the next run of this process writes its trace: `path`, then `name-2.json`, `name-3.json`, ...
+    """Return the file for the trace of the next run: for "a.json", first a.json, then a-2.json, a-3.json, ...
 
-    A program may call `run` several times; the numbers keep a later trace from writing over the first.
+    A program may call `run` several times; the numbers keep a later trace from overwriting the first.
     """
     paths = _paths_by_name.setdefault(path, [])
     paths.append(_add_number(path, len(paths) + 1))
@@ -22,28 +22,28 @@ def next_path(path: str) -> Path:
 
 
 def record_written(file: str | os.PathLike[str]) -> None:
-    """Note that a run has written its trace."""
+    """Record that a run has written its trace to `file`, for `written_paths`."""
     _written_files.add(Path(file))
 
 
-def reserved_paths(path: str) -> list[Path]:
-    """Return the files that `next_path(path)` has returned: one for each run, in order."""
+def paths_given_out(path: str) -> list[Path]:
+    """Return the files that `next_path(path)` has returned so far: one for each run, in order."""
     return list(_paths_by_name.get(path, ()))
 
 
 def written_paths(path: str) -> list[Path]:
-    """Return the files that `next_path(path)` has returned and runs have written."""
-    return [file for file in reserved_paths(path) if file in _written_files]
+    """Return those files of `next_path(path)` that runs have written."""
+    return [file for file in paths_given_out(path) if file in _written_files]
 
 
 def clear() -> None:
-    """Clear all paths, so that numbers begin with 1 again."""
+    """Forget all paths, so that `next_path` begins with 1 again."""
     _paths_by_name.clear()
     _written_files.clear()
 
 
 def _add_number(path: str, number: int) -> Path:
-    """Return a path with "-NUMBER" before its ending; with number 1, the path itself."""
+    """Return a path with "-NUMBER" before its ending, such as a-2.trace.json; for number 1 the path itself."""
     if number == 1:
         return Path(path)
     folder, name = os.path.split(path)

@@ -16,7 +16,10 @@ from .notice import NO_MEMORY, notify
 
 
 def report_uncaught() -> None:
-    """Show uncaught errors of worlds without the frames of this package, unless the program has a hook of its own."""
+    """Install hooks that print uncaught errors of overlap without the frames of this package.
+
+    A program that has set `sys.excepthook` keeps its own hook. `OVERLAP_TRACEBACK=full` leaves notebooks as they are.
+    """
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _show_error
     if "IPython" in sys.modules and os.environ.get("OVERLAP_TRACEBACK") != "full":
@@ -31,7 +34,7 @@ def _error_kinds() -> tuple[type[Exception], ...]:
 
 
 def _error_lines(error: BaseException) -> list[str]:
-    """Return the lines that IPython shows for an error; it looks for a method of this kind."""
+    """Return the lines that IPython shows for an error; it calls this as the error's `_render_traceback_` method."""
     from .launch.report import report_error
 
     with redirect_stderr(StringIO()) as stderr:
@@ -40,16 +43,21 @@ def _error_lines(error: BaseException) -> list[str]:
 
 
 def _show_error(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Show an uncaught error: ours, and interrupts of a world, as `overlap run` does."""
+    """Print an uncaught error: errors of overlap in short form, others by the usual traceback.
+
+    This is a `sys.excepthook`; the arguments are those of Python.
+    """
     try:
         _report_ours(kind, error, traceback)
-    except (MemoryError, ImportError):  # `ulimit -v` leaves no memory for it
+    except ModuleNotFoundError:  # a package that overlap needs is not installed
+        sys.__excepthook__(kind, error, traceback)
+    except (MemoryError, ImportError):  # `ulimit -v` leaves no memory for the report
         notify(f"{NO_MEMORY} ({kind.__name__}: {error})")
 
 
 def _report_ours(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Report an error of ours; others are Python's to show."""
-    from .launch.report import report_error, unwrap_groups  # which a program without errors does not need
+    """Print an error; in short form one of overlap, and Ctrl-C or lack of memory inside overlap; else its traceback."""
+    from .launch.report import report_error, unwrap_groups  # not at the top: a program without errors needs no reports
 
     shown = unwrap_groups(error)
     ours = isinstance(shown, _error_kinds())
@@ -62,12 +70,15 @@ def _report_ours(kind: type[BaseException], error: BaseException, traceback: Tra
 
 
 def _end_by_interrupt() -> None:
-    """Let Python end by SIGINT, as after any interrupt: it forgets that when a hook compiles something."""
+    """Let Python end by SIGINT, as after any interrupt.
+
+    Python forgets the interrupt when a hook compiles something; another one, raised in compiled text, sets it again.
+    """
     with suppress(KeyboardInterrupt):
         exec("raise KeyboardInterrupt")
 
 
 def _passed_through_us(traceback: TracebackType | None) -> bool:
-    """Whether an error went through this package on its way to the program."""
+    """Whether a frame of this package is in the traceback of an error."""
     package = f"{__package__}."
     return any(frame.f_globals.get("__name__", "").startswith(package) for frame, _ in walk_tb(traceback))

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import zip_longest
+from typing import TypeVar
 
 from .errors import UsageError
+
+N = TypeVar("N", int, float)
 
 _BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SUFFIXES = (
@@ -21,22 +25,27 @@ _UNITS = (("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000))
 
 
 def parse_bytes(text: str, *, argument: str = "size") -> int:
-    """Read a size such as `8`, `64K`, `32MiB` or `1.5GB`.
+    """Return the bytes of a size such as `8`, `64K`, `32MiB` or `1.5GB`.
 
     A bare letter is binary, as in nccl-tests (`1M` is 2**20); `MB` is decimal and `MiB` binary.
 
+    Args:
+        text: The size.
+        argument: Name of the argument that has it, for the error.
+
     Raises:
-        UsageError: If `text` is not a size, naming `argument`.
+        UsageError: `text` is no size.
     """
     match = _SIZE.fullmatch(text)
-    if match is None or match[2] not in _SUFFIXES:
+    size = float(match[1]) * _SUFFIXES.get(match[2], math.nan) if match else math.nan
+    if not math.isfinite(size):
         known = "B, K, M, G, KiB, MiB, GiB, kB, MB, GB"
         raise UsageError(f"{argument}: {text!r} is not a size; write a number and one of {known}")
-    return int(float(match[1]) * _SUFFIXES[match[2]])
+    return int(size)
 
 
 def format_bytes(nbytes: int) -> str:
-    """Write a size in the largest binary unit that keeps it readable: `1536` is `1.5 KiB`."""
+    """Return a size as text in the largest binary unit in which it is 1 or more: 1536 is "1.5 KiB"."""
     value, unit = float(nbytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:
@@ -46,7 +55,7 @@ def format_bytes(nbytes: int) -> str:
 
 
 def format_ns(duration_ns: float) -> str:
-    """Write a duration with three significant digits: `1234567` is `1.23 ms`."""
+    """Return a duration as text with three significant digits: 1234567 is "1.23 ms"."""
     for limit, unit in ((1e3, "ns"), (1e6, "us"), (1e9, "ms")):
         if abs(duration_ns) < limit * 0.9995:
             return f"{duration_ns / (limit / 1e3):.3g} {unit}"
@@ -54,22 +63,35 @@ def format_ns(duration_ns: float) -> str:
 
 
 def format_s(duration_s: float) -> str:
-    """Write a duration that is given in seconds, as `format_ns` does."""
+    """Return a duration in seconds as text, as `format_ns` does: 0.00123 is "1.23 ms"."""
     return format_ns(duration_s * 1e9)
 
 
 def unit_for(length_ns: int) -> tuple[str, int]:
-    """Return the largest unit that is not longer than the length: its name and its nanoseconds."""
+    """Return the unit for an axis: the largest unit of time that is not longer than `length_ns`.
+
+    Returns:
+        Name and nanoseconds of the unit, such as ("us", 1000).
+    """
     return max((unit for unit in _UNITS if unit[1] <= length_ns), key=lambda unit: unit[1], default=_UNITS[0])
 
 
 def figure_unit(length_ns: int) -> tuple[str, int]:
-    """Return the largest unit that is at most a tenth of a length: its name and its nanoseconds."""
+    """Return the unit for the times of a table whose longest time is `length_ns`.
+
+    The unit is at most a tenth of the longest time, which so has two digits or more before the decimal point.
+
+    Returns:
+        Name and nanoseconds of the unit.
+    """
     return unit_for(length_ns // 10)
 
 
 def figure(duration_ns: float, unit_ns: int) -> str:
-    """Write a duration in a unit with one decimal, or none where it has four digits."""
+    """Return a duration in a unit as a number without the unit's name, with one decimal: figure(1234, 1000) is "1.2".
+
+    Nanoseconds, and numbers of four digits or more, have no decimals.
+    """
     value = duration_ns / unit_ns
     return f"{value:.0f}" if unit_ns == 1 or value >= 999.95 else f"{value:.1f}"
 
@@ -77,11 +99,18 @@ def figure(duration_ns: float, unit_ns: int) -> str:
 # -- text of a width --------------------------------------------------------------------------------------------------
 
 _LEAST_WIDTH = 14
-"""Characters that a column of text has at least."""
+"""Least width of a column of text, in characters."""
 
 
 def wrapped(text: str, width: int = 80, *, first: str = "", rest: str = "") -> list[str]:
-    """Return a paragraph as lines of at most `width` columns, broken at blanks only; `first` and `rest` begin them."""
+    """Return a paragraph as lines of at most `width` characters, broken at blanks only.
+
+    Args:
+        text: The paragraph.
+        width: Greatest length of a line; a longer word has a line of its own.
+        first: Beginning of the first line.
+        rest: Beginning of all other lines.
+    """
     return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
 
 
@@ -93,10 +122,17 @@ def columns(
     words: Sequence[int] = (),
     whole: Sequence[int] = (),
 ) -> list[str]:
-    """Return the lines of a table: the columns `words` are text and stand to the left, figures to the right.
+    """Return the lines of a table; text is aligned to the left, figures to the right.
 
-    Where the table is wider than `width`, text goes on in lines of its own, but for the columns `whole`; then columns
-    of figures at the end are left out until the rest fits.
+    If the table is too wide, the longest columns of text are narrowed, and their cells wrapped over several lines. If
+    that is not enough, columns of figures are left out, the last one first.
+
+    Args:
+        heads: Head of each column.
+        rows: Cells of each row.
+        width: Greatest length of a line.
+        words: Indexes of the columns of text; all others are figures.
+        whole: Indexes of the columns of text that are never narrowed.
     """
     table = [list(heads), *map(list, rows)]
     columns_left = list(range(len(heads)))
@@ -127,55 +163,69 @@ _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 def count(text: str) -> int:
-    """Read a positive whole number."""
+    """Return a positive whole number read from text.
+
+    Raises:
+        UsageError: The text is no positive whole number.
+    """
     if not text.strip().isdecimal() or int(text) < 1:
         raise UsageError(f"expected a positive integer, got {text!r}")
     return int(text)
 
 
 def index(text: str) -> int:
-    """Read a whole number that may be 0."""
+    """Return a whole number of 0 or more read from text.
+
+    Raises:
+        UsageError: The text is no whole number of 0 or more.
+    """
     if not text.isdecimal():
         raise UsageError(f"expected an integer of 0 or more, got {text!r}")
     return int(text)
 
 
-def _without_groups(text: str) -> str:
-    """Return a text that is to be read as a number; `ValueError` for the groups of Python, such as 1_0 for 10."""
-    if "_" in text:
-        raise ValueError(text)
-    return text
+def _parse_number(text: str, kind: Callable[[str], N], expected: str) -> N:
+    """Return `kind(text)`, a number. Underscores, which Python allows in numbers, are refused.
+
+    Args:
+        text: The text.
+        kind: `int` or `float`.
+        expected: Name of such a number, for the error.
+
+    Raises:
+        UsageError: The text is no such number.
+    """
+    with suppress(ValueError):
+        if "_" not in text:
+            return kind(text)
+    raise UsageError(f"expected {expected}, got {text!r}")
 
 
 def integer(text: str) -> int:
-    """Read a whole number."""
-    try:
-        return int(_without_groups(text))
-    except ValueError:
-        raise UsageError(f"expected an integer, got {text!r}") from None
+    """Return a whole number read from text; raises `UsageError` if it is none."""
+    return _parse_number(text, int, "an integer")
 
 
 def number(text: str) -> float:
-    """Read a number."""
-    try:
-        return float(_without_groups(text))
-    except ValueError:
-        raise UsageError(f"expected a number, got {text!r}") from None
+    """Return a number read from text; raises `UsageError` if it is none."""
+    return _parse_number(text, float, "a number")
 
 
 def seconds(text: str) -> float:
-    """Read a positive number of seconds."""
-    try:
-        value = float(_without_groups(text))
-    except ValueError:
-        value = math.nan
+    """Return a positive, finite number of seconds read from text; raises `UsageError` if it is none."""
+    expected = "a positive number of seconds"
+    value = _parse_number(text, float, expected)
     if not 0 < value < math.inf:
-        raise UsageError(f"expected a positive number of seconds, got {text!r}")
+        raise UsageError(f"expected {expected}, got {text!r}")
     return value
 
 
-def switch(text: str) -> bool:
-    """Read yes or no."""
+def parse_yes_no(text: str) -> bool:
+    """Return whether a text means yes: 1, true, yes or on; 0, false, no and off mean no.
+
+    Raises:
+        UsageError: The text means neither.
+    """
     if text.lower() not in _YES + _NO:
         raise UsageError(f"expected 1 or 0, got {text!r}")
     return text.lower() in _YES

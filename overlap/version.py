@@ -8,7 +8,10 @@ from pathlib import Path
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra, to be run in a checkout: the index has another package of our name."""
+    """Return the command that installs an extra, for a checkout of overlap.
+
+    A name alone would not do: the package index has another package with the name "overlap".
+    """
     return f'pip install ".[{extra}]"'
 
 
@@ -21,11 +24,11 @@ def version() -> str:
 
 
 def _of_checkout(root: Path) -> str:
-    """Return the version in the `pyproject.toml` of a checkout; "0+unknown" without one."""
+    """Return the version in the `pyproject.toml` of a checkout, or "0+unknown" without one."""
     import tomllib
 
     try:
         document = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     except OSError:
-        return "0+unknown"  # copied from somewhere without either
+        return "0+unknown"  # the package was copied without metadata and `pyproject.toml`
     return str(document["project"]["version"])

@@ -1,7 +1,5 @@
 """Two emulated hosts, for tests that are skipped where this machine does not allow them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

@@ -5,8 +5,6 @@ Each is forked by `tests/fork_server.py`, of which every process that runs tests
 starts (its options, `PYTHON...` variables but the path, closed streams, `sitecustomize`) start a real one.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from linecache import getline
+from opcode import opmap
 from random import Random
 from types import FrameType
 from typing import Any, TypeAlias
@@ -22,17 +23,22 @@ class Tracer:
     Args:
         line: The line; with None, none.
         turn: How often the line has been passed then, counted from 1.
+        after_calls: Whether a line counts once more after each of its calls that unpack arguments, as in `f(*args)`:
+            Python 3.11 looks for signals there.
     """
 
-    def __init__(self, line: Line | None = None, turn: int = 0) -> None:
+    def __init__(self, line: Line | None = None, turn: int = 0, *, after_calls: bool = False) -> None:
         self.passed, self._line, self._turn = Counter[Line](), line, turn
+        self._after_calls = after_calls
         self.interrupted = False
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        frame.f_trace_opcodes = self._after_calls
         return self._on_line if is_ours(frame.f_code) else None
 
     def _on_line(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
-        if event == "line":
+        before = frame.f_code.co_code[max(frame.f_lasti - 2, 0)]
+        if event == "line" or (event == "opcode" and before == opmap["CALL_FUNCTION_EX"]):
             line = frame.f_code.co_filename, frame.f_lineno
             self.passed[line] += 1
             if line == self._line and self.passed[line] == self._turn:
@@ -73,7 +79,7 @@ def interrupt_wait(thread: int, ended: threading.Event) -> None:
         if (
             frames
             and is_ours(frames[0].f_code)
-            and frames[0].f_code.co_name in ("wait", "look_here", "wait_for_lock", "_wait")
+            and frames[0].f_code.co_name in ("wait", "wait_here", "wait_for_lock", "_wait")
         ):
             signal.pthread_kill(thread, signal.SIGINT)
             return

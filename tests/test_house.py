@@ -29,9 +29,10 @@ HOUSES = ("overlap", "topology", "transports")
 # no more; nor those of the door of `overlap.timeline`, which loads pictures when they are used.
 HOUSE = (
     ("topology", "transports"),
+    ("overlap.ranklist",),
     ("overlap.errors",),
     ("overlap.threads", "overlap.tasks", "overlap.kernel_facts", "overlap.defaults"),
-    ("overlap.units", "overlap.ranklist", "overlap.notice", "overlap.version", "overlap.diagnostics", "overlap.hints"),
+    ("overlap.units", "overlap.notice", "overlap.version", "overlap.diagnostics", "overlap.hints"),
     ("overlap.collectives", "overlap.data"),
     ("overlap.cost",),
     ("overlap.waits",),
@@ -48,6 +49,7 @@ HOUSE = (
     ("overlap.runtime.future", "overlap.runtime.memory", "overlap.runtime.interpreter"),
     ("overlap.runtime.derived",),
     ("overlap.runtime.outstanding", "overlap.runtime.ending", "overlap.runtime.event_loop", "overlap.runtime.handover"),
+    ("overlap.runtime.forks",),
     ("overlap.runtime.blame.loop",),
     ("overlap.runtime.context",),
     ("overlap.runtime.forms",),
@@ -236,10 +238,7 @@ FRONTS = [*HOUSES, "overlap.collectives", "overlap.timeline", "overlap.parallel.
 
 
 # Rooms that need more than the package does: the module that it is, and why the test is skipped without.
-EXTRAS = {
-    "overlap.torch": ("torch", "torch is not installed"),
-    "overlap.ray": ("ray", "not installed: ray"),
-}
+EXTRAS = {"overlap.torch": ("torch", "torch is not installed"), "overlap.ray": ("ray", "not installed: ray")}
 
 
 @pytest.mark.parametrize("name", ["overlap.dask", "overlap.engines"])
@@ -527,6 +526,13 @@ def test_topology_stands_alone() -> None:
     assert modules_after("import topology") & {"trio", "overlap", "transports", "msgspec", "tomllib"} == set()
 
 
+def test_what_control_links_ask_of_the_kernel_is_loaded_with_them() -> None:
+    """An import keeps the event loop, and all sockets between ranks would take 30 ms."""
+    loaded = modules_after("import overlap.processes.link", whole=True)
+    assert "transports.tcp" in loaded
+    assert "transports.efa" not in loaded
+
+
 def test_transports_stand_without_overlap() -> None:
     assert modules_after("import transports, transports.testing") & {"overlap", "topology", "rich"} == set()
 
@@ -583,10 +589,7 @@ def test_limits_of_the_compiled_collectives_are_those_of_their_prices() -> None:
     text = native.read_text(encoding="utf-8")
     limits = re.findall(r"^#define (\w+) +\(?(\d+)(?: << (\d+)\))?", text, re.MULTILINE)
     limits_bytes = {name: int(number) << int(shift or 0) for name, number, shift in limits}
-    ours = {
-        "SLICED_BYTES": defaults.SLICED_BYTES,
-        "PAYLOAD_BYTES": PAYLOAD_BYTES,
-    }
+    ours = {"SLICED_BYTES": defaults.SLICED_BYTES, "PAYLOAD_BYTES": PAYLOAD_BYTES}
     assert {name: limits_bytes[name] for name in ours} == ours
 
 

@@ -1,7 +1,5 @@
 """What async tests share: a run that cannot hang, and lines that a test can wait for."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 

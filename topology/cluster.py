@@ -1,11 +1,11 @@
-"""Clusters by name or file, and the questions that one answers: places of ranks, routes, rings and legal groups."""
+"""Clusters, by name or from a file, which answer questions: places of ranks, routes, rings, legal groups."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from . import groups, machinefile, routes, rules
@@ -34,10 +34,19 @@ class Cluster(RankMap):
         strict: bool | None = None,
         edition: int | None = None,
     ) -> Cluster:
-        """Make a cluster of a machine in a TOML file; the other arguments are as for `topology.cluster`.
+        """Make a cluster of a machine in a TOML file.
+
+        Args:
+            path: Path of the file.
+            nodes: Number of nodes; this and the other arguments are explained at `topology.cluster`.
+            lnc: Physical cores of a logical core.
+            ranks: Size of the world.
+            strict: Whether an illegal group is an error.
+            edition: Year of the rules that apply.
 
         Raises:
-            TopologyError: in one line, naming the file, the key and the expected value.
+            TopologyError: The file is wrong; the error is one line with the file, the key and the expected value. Or a
+                number does not fit the machine.
         """
         return Cluster.of(machinefile.load(path), nodes=nodes, lnc=lnc, ranks=ranks, strict=strict, edition=edition)
 
@@ -52,9 +61,12 @@ class Cluster(RankMap):
         strict: bool | None = None,
         edition: int | None = None,
     ) -> Cluster:
-        """Make a cluster of a machine; arguments and errors are as for `topology.cluster`."""
+        """Make a cluster of a machine that has been read; all other arguments, and errors, are as for
+        `topology.cluster`.
+        """
         coupled = machine.ultraserver
         nodes = _positive_or_default("nodes", nodes, coupled.servers[-1] if coupled else 1)
+        # Several UltraServers must be whole ones.
         if coupled and nodes not in coupled.servers and nodes % coupled.servers[-1]:
             allowed = ", ".join(map(str, coupled.servers))
             raise TopologyError(
@@ -72,7 +84,7 @@ class Cluster(RankMap):
             world_size=world_size,
             strict=machine.strict if strict is None else strict,
             edition=LATEST if edition is None else _check_edition(machine, edition),
-            wiring=_make_wiring(machine, devices),
+            wiring=Wiring.from_spec(machine.wires, devices),
         )
 
     def route(self, a: int, b: int) -> tuple[Link, ...]:
@@ -88,18 +100,20 @@ class Cluster(RankMap):
         return routes.route(self, a, b)
 
     def nic_share_bytes_per_s(self, ranks: Iterable[int] | None = None) -> float:
-        """Return the network bandwidth of a rank, one way, when all ranks (or all of a group) send at once: the
-        smallest share.
+        """Return the network bandwidth in bytes/s, one way, of a rank when all ranks send at once.
 
-        50 Gbit/s on trn2.48xlarge with LNC=2; 0.0 without a network.
+        If ranks get different shares, the smallest one. 6.25e9 (50 Gbit/s) on trn2.48xlarge with LNC=2; 0.0 without a
+        network.
+
+        Args:
+            ranks: The ranks that send; None: all ranks of a node.
         """
         if self.machine.network is None:
             return 0.0
-        users: dict[tuple[int, int], int] = {}
-        for rank in range(self.ranks_per_node) if ranks is None else ranks:  # all nodes are equal
-            nic = (self.place(rank).node, self.nic_of(rank))
-            users[nic] = users.get(nic, 0) + 1
-        bandwidth = self.bandwidth_bytes_per_s(self.machine.network.link) * self.nics_per_bundle
+        senders = range(self.ranks_per_node) if ranks is None else ranks  # all nodes are equal
+        # Number of senders on each adapter. If a device uses several adapters, `nic_of` counts these as one.
+        users = Counter((self.place(rank).node, self.nic_of(rank)) for rank in senders)
+        bandwidth = self.bandwidth_bytes_per_s(self.machine.network.link) * self.nics_used_by_device
         return bandwidth / max(users.values(), default=1)
 
     def bisection_bytes_per_s(self) -> float:
@@ -108,15 +122,15 @@ class Cluster(RankMap):
 
     @property
     def cc_cores_per_rank(self) -> int:
-        """Collective processors that a logical core has to itself; 0 where none are known."""
+        """Number of collective processors (CC-cores) of each rank; 0 if the machine has none, or none is known."""
         figure = self.machine.chip.cc_cores
         return int(figure.value) // self.ranks_per_device if figure else 0
 
     def flops_per_s(self, dtype: str) -> float:
-        """Return the peak rate of one rank for a dtype ("bf16", "fp8", "fp32", ...).
+        """Return the peak of one rank in operations per second, for a dtype ("bf16", "fp8", "fp32", ...).
 
         Raises:
-            TopologyError: if no figure is known for that dtype; it lists the known ones.
+            TopologyError: No figure is known for that dtype; the error lists the known dtypes.
         """
         peaks = dict(self.machine.chip.flops_per_s)
         if dtype not in peaks:
@@ -124,16 +138,20 @@ class Cluster(RankMap):
         return peaks[dtype].value / self.ranks_per_device
 
     def memory_bytes_per_s(self) -> float | None:
-        """Return a rank's even share of its device's memory bandwidth, None if unknown."""
+        """Return a rank's equal share of the memory bandwidth of its device, in bytes/s; None if it is unknown."""
         return self._rank_share(self.machine.chip.memory_bytes_per_s)
 
     def rank_memory_bytes_per_s(self) -> float | None:
-        """Return the bandwidth of a rank's copies: its share of its device's, or one that all ranks use."""
+        """Return the memory bandwidth for copies of a rank, in bytes/s; None if it is unknown.
+
+        It is the rank's share of its device's memory or, if that is unknown, the bandwidth of the memory that all ranks
+        of a node share.
+        """
         shared = self.machine.collectives.usual.memory_bytes_per_s
         return self.memory_bytes_per_s() or (shared.value if shared else None)
 
     def memory_bytes(self) -> float | None:
-        """Return a rank's even share of its device's memory, None if unknown."""
+        """Return a rank's equal share of the memory of its device, in bytes; None if it is unknown."""
         return self._rank_share(self.machine.chip.memory_bytes)
 
     def _rank_share(self, figure: Figure | None) -> float | None:
@@ -141,14 +159,14 @@ class Cluster(RankMap):
 
     @property
     def restricted(self) -> bool:
-        """Whether any rule says which ranks of one node may form a group."""
+        """Whether some rule restricts which ranks of one node may form a group."""
         return any(rule.kind in LOCAL_KINDS and rule.severity == "error" for rule in self.rules)
 
     def judge(self, ranks: Sequence[int]) -> tuple[Finding, ...]:
-        """List the rules that a group breaks, without raising for them.
+        """Return the rules that a group breaks, without raising for them.
 
         Raises:
-            TopologyError: if it is not a group at all: empty, a rank twice, or a rank that does not exist.
+            TopologyError: The ranks are no group: there are none, one occurs twice, or one does not exist.
         """
         return rules.judge(self, ranks)
 
@@ -171,15 +189,22 @@ class Cluster(RankMap):
         return rules.check_group(self, ranks, strict=self.strict if strict is None else strict, warn=warn)
 
     def check_groups(self, partition: Sequence[Sequence[int]], *, strict: bool | None = None) -> tuple[Finding, ...]:
-        """Refuse a list of groups that run one collective together: equally long, disjoint, each legal.
+        """Check groups that run one collective at the same time: they must be equally long, disjoint, and legal.
+
+        Args:
+            partition: the groups.
+            strict: whether a broken rule is an error; None takes the cluster's own setting.
+
+        Returns:
+            Findings that do not forbid the groups.
 
         Raises:
-            TopologyError: as `check_group`; also naming the two groups that overlap or differ in length.
+            TopologyError: as `check_group`; also naming two groups that overlap or differ in length.
         """
         return rules.check_groups(self, partition, strict=self.strict if strict is None else strict)
 
     def legal_groups(self, size: int) -> tuple[tuple[int, ...], ...]:
-        """List the legal groups of a size on node 0 that are runs of ranks or sets named by a rule."""
+        """Return the legal groups of a size on node 0, among runs of consecutive ranks and sets that a rule names."""
         return rules.legal_groups(self, size)
 
     def rings(self, ranks: Iterable[int] | None = None) -> tuple[tuple[int, ...], ...]:
@@ -191,15 +216,22 @@ class Cluster(RankMap):
         return groups.ring_order(self, range(self.world_size) if ranks is None else ranks)
 
     def grid(self, ranks: Iterable[int] | None = None) -> Grid | None:
-        """Return the sides of the torus or grid that the devices of some ranks fill, None if they fill none."""
+        """Return the torus or grid that the devices of some ranks fill, None if they fill none; see `groups.grid`.
+
+        Args:
+            ranks: The ranks; None: all of the world.
+        """
         return groups.grid(self, range(self.world_size) if ranks is None else ranks)
 
     def hypercube_axes(self, ranks: Iterable[int] | None = None) -> tuple[Axis, ...]:
-        """Pair ranks along the bits of their place for recursive halving and doubling; see `groups.hypercube_axes`."""
+        """Pair ranks along each bit of their index, for recursive halving and doubling; see `groups.hypercube_axes`."""
         return groups.hypercube_axes(self, range(self.world_size) if ranks is None else ranks)
 
     def whole_devices(self, ranks: Iterable[int]) -> bool:
-        """Whether some ranks use every core of every device that they touch, which KangaRing needs."""
+        """Whether the given ranks include all ranks of each device that they are on, which KangaRing needs.
+
+        Example, with 4 ranks on a device: True for 0-3 and 0-7, False for 0-5.
+        """
         used: dict[tuple[int, int], set[int]] = {}
         for rank in ranks:
             place = self.place(rank)
@@ -209,6 +241,7 @@ class Cluster(RankMap):
 
 def _check_edition(machine: Machine, edition: int) -> int:
     """Refuse a year before the machine's oldest rules; a year after the newest has the newest rules."""
+    # 0 and `LATEST` stand for rules without a beginning or an end.
     years = sorted({year for rule in machine.rules for year in (rule.since, rule.until)} - {0, LATEST})
     if years and edition < years[0]:
         raise TopologyError(f"{machine.name}: edition: expected {', '.join(map(str, years))} or later, found {edition}")
@@ -216,16 +249,26 @@ def _check_edition(machine: Machine, edition: int) -> int:
 
 
 def _positive_or_default(key: str, value: int | None, default: int) -> int:
+    """Return a number, or its default for None; refuse one below 1."""
     if value is not None and value < 1:
         raise TopologyError(f"{key}: expected 1 or more, found {value}")
     return default if value is None else value
 
 
 def _fit_world(machine: Machine, nodes: int, lnc: int, ranks: int | None) -> tuple[int, int]:
+    """Return the number of devices in a node, and the number of ranks; refuse a number that does not fit.
+
+    Args:
+        machine: The kind of node. If it may have any number of devices, it gets as many as the ranks need.
+        nodes: Number of nodes.
+        lnc: Physical cores of a logical core.
+        ranks: Size of the world; None: as many as fit, or, if any number fits, those of one device on each node.
+    """
     per_device = machine.chip.cores // lnc
     if machine.devices is None:
         ranks = _positive_or_default("ranks", ranks, nodes * per_device)
         capacity = ranks // nodes if ranks % nodes == 0 else ranks // nodes + 1
+        # As many as the ranks of a node need, rounded up.
         devices = -(-capacity // per_device)
     else:
         devices, capacity = machine.devices, machine.devices * per_device
@@ -244,11 +287,6 @@ def _fit_world(machine: Machine, nodes: int, lnc: int, ranks: int | None) -> tup
             f"{ranks} ranks do not spread evenly over {nodes} nodes of {machine.name}; choose a multiple of {nodes}"
         )
     return devices, ranks
-
-
-@lru_cache(maxsize=256)
-def _make_wiring(machine: Machine, devices: int) -> Wiring:
-    return Wiring.from_spec(machine.wires, devices)
 
 
 def cluster(
@@ -281,7 +319,7 @@ def cluster(
     name, suffixes = _parse_name(name)
     nodes = _agree_on("nodes", suffixes.get("nodes"), nodes)
     lnc = _agree_on("lnc", suffixes.get("lnc"), lnc)
-    machine = machinefile.load(name) if name.endswith(".toml") else machinefile.builtin(name)
+    machine = machinefile.load(name) if name.endswith(".toml") else machinefile.load_builtin(name)
     return Cluster.of(machine, nodes=nodes, lnc=lnc, ranks=ranks, strict=strict, edition=edition)
 
 
@@ -291,13 +329,19 @@ def names() -> tuple[str, ...]:
 
 
 def _parse_name(name: str) -> tuple[str, dict[str, int]]:
-    """Return the name of a cluster without its suffixes, and their numbers: " x4", " lnc=1"."""
+    """Return the name of a cluster without suffixes such as " x4" and " lnc=1", and their numbers by "nodes", "lnc".
+
+    Raises:
+        TopologyError: Two suffixes contradict each other, or something else follows a known name.
+    """
     suffixes: dict[str, int] = {}
     base_name = name.strip()
     while match := _SUFFIX.fullmatch(base_name):
         for key in ("nodes", "lnc"):
             if match[key] is not None:
-                suffixes[key] = _agree_on(key, suffixes.get(key), int(match[key])) or 0
+                number = int(match[key])
+                if suffixes.setdefault(key, number) != number:
+                    raise TopologyError(f"{key}: {name!r} says {number} and {suffixes[key]}; give it once")
         base_name = match["rest"]
     first, _, more = base_name.partition(" ")
     if more and (first in names() or first.endswith(".toml")):
@@ -308,7 +352,16 @@ def _parse_name(name: str) -> tuple[str, dict[str, int]]:
 
 
 def _agree_on(key: str, first: int | None, second: int | None) -> int | None:
-    """Return a number that the name or an argument gives; refuse two different ones."""
+    """Return the number that the cluster's name or the argument gives; None if neither gives one.
+
+    Args:
+        key: Name of the number, for the error.
+        first: The number in the name, if there is one.
+        second: The value of the argument.
+
+    Raises:
+        TopologyError: Both give a number, and the numbers differ.
+    """
     if first is not None and second is not None and first != second:
-        raise TopologyError(f"{key} is given twice: {first} and {second}; give it once")
+        raise TopologyError(f"{key}: the cluster's name says {first}, the argument {second}; give it once")
     return second if first is None else first

@@ -1,7 +1,7 @@
-"""Edge-disjoint Hamiltonian cycles: the rings that a set of devices holds.
+"""Edge-disjoint Hamiltonian cycles: rings that visit each device once and share no wire.
 
-Three methods: zigzags for complete graphs (Walecki, 1892), exhaustive search up to 16
-vertices, and for larger tori the merging of their axes, whose rings already use every wire once.
+Three methods: zigzags for complete graphs (Walecki, 1892); exhaustive search for up to 16 vertices; for larger tori,
+merging of the rings along the axes, which already use every wire once, to one ring for each axis.
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ Cycle = tuple[int, ...]
 MAX_CYCLES = 16
 """Rings reported for a complete graph; more channels than any collective library opens."""
 
-_SEARCH_VERTICES = 16
-_SEARCH_STEPS = 200_000
-_MERGE_STEPS = 2_000_000
+_SEARCH_VERTICES = 16  # most vertices of a graph that is searched, if its axes could be merged instead
+_SEARCH_STEPS = 200_000  # most steps of a search for a number of cycles
+_MERGE_STEPS = 2_000_000  # most exchanges of colours
 
 
 def zigzag_cycles(vertices: Sequence[int]) -> tuple[Cycle, ...]:
-    """Cut a complete graph of n vertices in (n-1)//2 edge-disjoint Hamiltonian cycles, at most `MAX_CYCLES` of them.
+    """Return (n-1)//2 edge-disjoint Hamiltonian cycles of the complete graph of n vertices, at most `MAX_CYCLES`.
 
-    The first vertex is the hub; cycle i visits i, i+1, i-1, i+2, ... of the others. Both ends of each of its edges sum
-    to 2i or 2i+1, so no two cycles share one.
+    Every cycle begins at the first vertex, the hub. Number the other vertices from 0: cycle i then visits i, i+1, i-1,
+    i+2, ... (modulo n-1). In cycle i the numbers at the ends of each edge sum to 2i or 2i+1, so no two cycles share an
+    edge.
+
+    >>> zigzag_cycles(range(5))
+    ((0, 1, 2, 4, 3), (0, 2, 3, 1, 4))
     """
     hub, *outer = vertices
     count_outer = len(outer)
@@ -36,16 +40,16 @@ def zigzag_cycles(vertices: Sequence[int]) -> tuple[Cycle, ...]:
 
 
 def disjoint_cycles(graph: Graph, factors: Sequence[Sequence[Cycle]] = ()) -> tuple[Cycle, ...]:
-    """Find edge-disjoint Hamiltonian cycles: as many as possible, at most half the smallest degree.
+    """Find as many edge-disjoint Hamiltonian cycles as possible: at most half the smallest degree of a vertex.
 
     Args:
         graph: neighbours of each vertex.
-        factors: for graphs of more than 16 vertices, disjoint sets of rings to be merged; each set covers every
-               vertex.
+        factors: for graphs of more than 16 vertices, sets of rings, each of which covers every vertex. The rings of one
+            set are merged to one cycle. No two sets share an edge.
 
     Returns:
-        Cycles, each starting at the lowest vertex; none if there are none, or (beyond 16 vertices) none was found.
-        One vertex is a ring of its own, and two that are linked are a ring that uses both directions of their wire.
+        Cycles, each starting at the lowest vertex; empty if there are none, or if none was found in the given steps.
+        A single vertex is a ring, and two linked vertices are a ring that uses both directions of their wire.
     """
     vertices = sorted(graph)
     if len(vertices) < 3:
@@ -53,6 +57,7 @@ def disjoint_cycles(graph: Graph, factors: Sequence[Sequence[Cycle]] = ()) -> tu
     if len(vertices) > _SEARCH_VERTICES and factors:
         return _merge_rings(graph, factors)
     for count in range(min(map(len, graph.values())) // 2, 0, -1):
+        # The steps that are left, in a list, so that all levels of the recursion change the same number.
         budget = [_SEARCH_STEPS]
         if cycles := _find_disjoint({vertex: set(neighbours) for vertex, neighbours in graph.items()}, count, budget):
             return tuple(cycles)
@@ -60,7 +65,13 @@ def disjoint_cycles(graph: Graph, factors: Sequence[Sequence[Cycle]] = ()) -> tu
 
 
 def _find_disjoint(graph: dict[int, set[int]], count: int, budget: list[int]) -> list[Cycle] | None:
-    """Return `count` edge-disjoint Hamiltonian cycles of a graph, or None; `budget` limits the steps."""
+    """Return `count` edge-disjoint Hamiltonian cycles of a graph; None if there are none, or the budget is spent.
+
+    Args:
+        graph: neighbours of each vertex.
+        count: number of cycles.
+        budget: one number, the steps that are left; each step of the search takes one off.
+    """
     if count == 0:
         return []
     for cycle in _search_cycles(graph, [min(graph)], budget):
@@ -74,8 +85,15 @@ def _find_disjoint(graph: dict[int, set[int]], count: int, budget: list[int]) ->
 
 
 def _search_cycles(graph: dict[int, set[int]], path: list[int], budget: list[int]) -> Iterator[Cycle]:
-    """Yield Hamiltonian cycles in lexicographic order, each in one direction, until the budget of steps is spent."""
+    """Yield Hamiltonian cycles that begin with `path`, in lexicographic order, until the budget of steps is spent.
+
+    Args:
+        graph: neighbours of each vertex.
+        path: the vertices so far, from the lowest on; changed while the search runs, and restored.
+        budget: one number, the steps that are left.
+    """
     if len(path) == len(graph):
+        # The path must close, and of the two directions of a cycle, only the one with the lower second vertex counts.
         if path[0] in graph[path[-1]] and path[1] < path[-1]:
             yield tuple(path)
         return
@@ -94,20 +112,23 @@ def edges(cycle: Cycle) -> list[tuple[int, int]]:
 
 
 Colours = dict[frozenset[int], int]
+"""The colour of each edge, which is a set of two vertices; edges without a colour are left out."""
 
 
 def _merge_rings(graph: Graph, factors: Sequence[Sequence[Cycle]]) -> tuple[Cycle, ...]:
-    """Merge the rings of each factor into one by recolouring squares.
+    """Merge the rings of each factor into one cycle, by exchanging colours in squares; return the cycles.
 
-    In a square of colours A, B, A, B, exchanging the colours leaves every vertex its two
-    edges of each colour, and joins or splits rings. Random exchanges that never raise the number of rings lead to
-    one ring per colour.
+    The edges of each factor have one colour. If the four edges of a square have the colours A, B, A, B, an exchange of
+    A and B leaves two edges of each colour at every vertex, but joins or splits rings. Random exchanges that never
+    raise the number of rings lead to one ring for each colour. A colour that still has several rings in the end has no
+    cycle in the result.
     """
     colours: Colours = {
         frozenset(edge): colour for colour, rings in enumerate(factors) for ring in rings for edge in edges(ring)
     }
     squares = _find_squares(graph)
     pick = random.Random(0)
+    # Number of rings of each colour.
     counts = [len(rings) for rings in factors]
     for _ in range(_MERGE_STEPS):
         if all(count == 1 for count in counts):
@@ -121,12 +142,14 @@ def _merge_rings(graph: Graph, factors: Sequence[Sequence[Cycle]]) -> tuple[Cycl
 
 
 def _find_squares(graph: Graph) -> list[tuple[frozenset[int], ...]]:
+    """Return each cycle of four vertices, as its four edges in order."""
     corners = {
         (a, b, c, d)
         for a in graph
         for b in graph[a]
         for c in graph[b]
         for d in graph[c]
+        # Each square once: it begins at its lowest corner, and continues with the lower of the two neighbours.
         if d in graph[a] and a == min(a, b, c, d) and b < d and c != a
     }
     return [tuple(frozenset(side) for side in edges(square)) for square in sorted(corners)]
@@ -135,8 +158,16 @@ def _find_squares(graph: Graph) -> list[tuple[frozenset[int], ...]]:
 def _exchange_colours(
     colours: Colours, square: tuple[frozenset[int], ...], counts: list[int], graph: Graph
 ) -> list[int]:
-    """Exchange the two colours of a square, unless that makes more rings; return the rings of each colour."""
+    """Exchange the two colours of a square, unless that makes more rings; return the new number of rings by colour.
+
+    Args:
+        colours: colour of each edge, which is changed.
+        square: the four edges, in order.
+        counts: number of rings of each colour before.
+        graph: neighbours of each vertex.
+    """
     even, odd, even2, odd2 = (colours.get(side) for side in square)
+    # Opposite edges must have the same colour, and neighbouring ones different colours. No colour, None, counts as one.
     if even != even2 or odd != odd2 or even == odd:
         return counts
     _colour_edges(colours, square, odd, even)
@@ -150,7 +181,14 @@ def _exchange_colours(
 
 
 def _colour_edges(colours: Colours, square: tuple[frozenset[int], ...], even: int | None, odd: int | None) -> None:
-    """Give the edges of a square two colours in turn; None removes an edge."""
+    """Give the edges of a square two colours in turn; None removes the colour of an edge.
+
+    Args:
+        colours: colour of each edge, which is changed.
+        square: the four edges, in order.
+        even: colour of the first and third edge.
+        odd: colour of the second and fourth edge.
+    """
     for side, colour in zip(square, (even, odd, even, odd), strict=True):
         if colour is None:
             colours.pop(side, None)
@@ -159,6 +197,13 @@ def _colour_edges(colours: Colours, square: tuple[frozenset[int], ...], even: in
 
 
 def _count_rings(colours: Colours, colour: int, graph: Graph) -> int:
+    """Count the separate cycles that the edges of one colour make; every vertex has two edges of it.
+
+    Args:
+        colours: colour of each edge.
+        colour: the colour.
+        graph: neighbours of each vertex.
+    """
     remaining, count = set(graph), 0
     while remaining:
         remaining -= set(_follow_colour(colours, colour, next(iter(remaining)), graph))
@@ -167,10 +212,19 @@ def _count_rings(colours: Colours, colour: int, graph: Graph) -> int:
 
 
 def _follow_colour(colours: Colours, colour: int, start: int, graph: Graph) -> Cycle:
-    """Return the cycle that the edges of one colour make, from a vertex on."""
+    """Return the cycle that the edges of one colour make, from a vertex on.
+
+    Args:
+        colours: colour of each edge.
+        colour: the colour, of which every vertex has two edges.
+        start: the vertex.
+        graph: neighbours of each vertex.
+    """
     cycle, previous = [start], -1
     while True:
         vertex = cycle[-1]
+        # At the first vertex there are two edges of the colour: take that to the lower neighbour. At later vertices one
+        # is left.
         following = min(v for v in graph[vertex] if v != previous and colours.get(frozenset((vertex, v))) == colour)
         if following == start:
             return tuple(cycle)

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 MAX_RANKS = 1 << 20
-"""Ranks of a world, and that one text may name: far beyond any cluster, and little enough to list."""
+"""Most ranks of a world, and of a list of ranks as text: far beyond any cluster, and few enough to list."""
 
-_MOST_SUGGESTIONS = 3  # names that an error of a misspelt one proposes
+_MOST_SUGGESTIONS = 3  # names that the error for an unknown name proposes
 
 
 class TopologyError(ValueError):
-    """A machine, a cluster file or a group that the caller asked for cannot be.
+    """A machine, a cluster file or a group is impossible, or breaks a rule of the machine.
 
     Attributes:
         problem: the mistake, in one line.
@@ -61,9 +61,14 @@ class TopologyWarning(UserWarning):
 
 
 def unknown_name_error(kind: str, name: str, names: Sequence[str]) -> TopologyError:
-    """Return the error for an unknown name, with the known names and the most similar one.
+    """Return the error for an unknown name, with the known names and a suggestion.
 
-    Names that begin with the text come before similar ones.
+    It suggests names that begin with the unknown one; if there is none, the most similar name.
+
+    Args:
+        kind: what is named, such as "cluster".
+        name: the unknown name.
+        names: the known names.
     """
     begin = [candidate for candidate in names if name and candidate.startswith(name)][:_MOST_SUGGESTIONS]
     meant = begin or get_close_matches(name, names, n=1, cutoff=0.5)
@@ -76,7 +81,7 @@ def format_ranks(ranks: Sequence[int], *, most: int | None = None) -> str:
 
     Args:
         ranks: Any ranks, in order.
-        most: Number of ranges to write; "..." stands for the others.
+        most: Number of ranges to write; "..." stands for the remaining ones. None: all.
     """
     runs: list[list[int]] = []
     for rank in ranks:
@@ -92,7 +97,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     """Read ``0-3,8`` as (0, 1, 2, 3, 8).
 
     Raises:
-        TopologyError: for anything that is not numbers and ascending ranges joined by commas.
+        TopologyError: The text is not numbers and ascending ranges, separated by commas, or names too many ranks.
     """
     ranks: list[int] = []
     for part in text.split(","):

@@ -1,7 +1,7 @@
 """Numbers with their origin, and the figures that price a collective: the `[collectives]` table of a machine file.
 
-The annotation of a field is the one declaration of its key: `tables` reads a file by it, with its unit in the name of
-the field, and its limits and their words in `keys.Numbers`. A figure that is absent costs nothing, or loses nothing.
+The annotation of a field declares its key in a file: `tables` reads files by annotations. The unit is in the name of
+the field; limits, and the words for them in messages, are in `keys.Numbers`. A figure that is absent costs nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from .keys import ByName, Numbers, Words, wrong
+from .keys import ByName, Numbers, Words, contradiction_error
 from .libraries import Library
 
 Confidence = Literal["A", "B", "C", "D", "E"]
@@ -37,8 +37,8 @@ Point = Annotated[tuple[Annotated[float, _NOT_NEGATIVE], Annotated[float, _SHARE
 class Curve:
     """A share that depends on the size of a message, with its origin."""
 
-    # (bytes, share), ascending in bytes; between two points the share is linear in the logarithm of the size, outside
-    # the share of the nearest point applies.
+    # Pairs of bytes and a share, ascending in bytes. Between two points the share is linear in the logarithm of the
+    # bytes; before the first and after the last point it is constant.
     points: Annotated[tuple[Point, ...], Words(_POINTS)]
     source: str  # as in a figure
     confidence: Confidence  # as in a figure
@@ -46,7 +46,7 @@ class Curve:
     def __post_init__(self) -> None:
         sizes = [size for size, _ in self.points]
         if not sizes or sizes != sorted(set(sizes)):
-            raise wrong("points", "ascending numbers of bytes", tuple(sizes))
+            raise contradiction_error("points", "ascending numbers of bytes", tuple(sizes))
 
     @property
     def most(self) -> float:

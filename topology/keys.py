@@ -1,4 +1,4 @@
-"""Annotations of the fields that a machine file holds: limits, and their names in messages."""
+"""Annotations for fields that are read from a machine file: allowed values, and their description in messages."""
 
 from __future__ import annotations
 
@@ -8,35 +8,41 @@ from dataclasses import dataclass
 from typing import Annotated
 
 
-def wrong(key: str, expected: str, found: object) -> ValueError:
-    """Return the error for a value that contradicts other keys."""
-    return ValueError(f"{key}: expected {expected}, found {as_written(found)!r}")
+def contradiction_error(key: str, expected: str, found: object) -> ValueError:
+    """Return the error for a value that contradicts other keys.
+
+    Args:
+        key: Key of the value within its table.
+        expected: Description of the expected value.
+        found: The value.
+    """
+    return ValueError(f"{key}: expected {expected}, found {with_lists(found)!r}")
 
 
-def as_written(found: object) -> object:
-    """Return a value as TOML writes it, with lists for tuples."""
-    return [as_written(item) for item in found] if isinstance(found, tuple) else found
+def with_lists(found: object) -> object:
+    """Return a value with tuples replaced by lists, at any depth, for messages: TOML has lists only."""
+    return [with_lists(item) for item in found] if isinstance(found, tuple) else found
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The expected value of a key, in the words of messages."""
+    """The description of the values that a key may have."""
 
-    expected: str
+    expected: str  # the description, such as "a list of texts", for messages
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers(Words):
-    """The numbers that a key may hold, or the value of a figure."""
+    """The numbers that a key, or the value of a figure, may have."""
 
-    least: float = -sys.float_info.max
+    least: float = -sys.float_info.max  # least number
     above: float | None = None  # limit that the number must exceed
-    most: float = sys.float_info.max  # TOML has inf and nan
-    whole: bool = False
+    most: float = sys.float_info.max  # greatest number; it excludes inf and nan, which TOML has
+    whole: bool = False  # whether the number must be an integer
     text: str | None = None  # word that may be written instead of a number, and is read as None
 
     def allow(self, value: object) -> bool:
-        """Return whether a value is such a number."""
+        """Whether a value is such a number."""
         return (
             (type(value) is int or (type(value) is float and (not self.whole or value.is_integer())))
             and self.least <= value <= self.most
@@ -46,16 +52,16 @@ class Numbers(Words):
 
 @dataclass(frozen=True, slots=True)
 class ByName(Words):
-    """A table by names: of records that keep their key as `kind`, or of figures."""
+    """A table whose keys are names: of records, which get their name as the field `kind`, or of figures."""
 
-    known: tuple[str, ...] = ()  # accepted names, in the order of the records; any if empty
+    known: tuple[str, ...] = ()  # accepted names, in the order of the result; any name if empty
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed(Words):
-    """A text that a function converts, or refuses with a ValueError."""
+    """A text that a function converts."""
 
-    parse: Callable[[str], object]
+    parse: Callable[[str], object]  # the function; it refuses a text with a ValueError
 
 
 _ONE = Numbers("a whole number, 1 or more", least=1, whole=True)

@@ -1,7 +1,7 @@
-"""One kind of node as records: the contents of a TOML file in `data/`, typed.
+"""Records of one kind of node: the contents of a machine file, such as those in `data/`.
 
-The annotation of a field is the one declaration of its key in a file (see `keys`). A record refuses values that
-contradict each other with a ValueError that begins with the key.
+The annotation of a field declares its key in a file (see `keys`). A record refuses values that contradict each other
+with a ValueError that begins with the key.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from .errors import parse_ranks
 from .figures import Amount, Collectives, Confidence, Duration, Factor, Whole
-from .keys import ByName, Count, Counts, Index, Indices, Numbers, Pairs, Parsed, Words, wrong
+from .keys import ByName, Count, Counts, Index, Indices, Numbers, Pairs, Parsed, Words, contradiction_error
 
 LinkKind = Literal["self", "chip", "neuronlink", "roce", "nvlink", "xgmi", "ultraserver", "efa", "ethernet", "none"]
 WIRED = ("chip", "neuronlink", "roce", "nvlink", "xgmi", "ultraserver", "efa", "ethernet")
@@ -24,26 +24,27 @@ _GRIDS = ("ring", "chain", "torus", "grid")
 Severity = Literal["error", "warning"]
 RuleKind = Literal["sizes", "multiple", "tiles", "sets", "devices", "node", "symmetric", "servers", "peers"]
 Local = tuple[int, ...]
-"""Local indices: the ranks of a group on one node."""
+"""The ranks of a group on one node, as indices in the node."""
 
 LATEST = 9999
-"""Year that no edition reaches: the end of a rule that still holds."""
+"""Stands for the last year of a rule that still holds."""
 
 MAX_DEVICES = 4096
-"""Devices in one node: far beyond any machine, and few enough that a file cannot exhaust memory."""
+"""Most devices in one node: far beyond any machine, and few enough that a file cannot exhaust memory."""
 
 LINKED = "a kind that has a [links.*] table"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One sentence of a platform's documentation, in a form that can be checked."""
+    """One sentence of a platform's documentation on legal groups, in a form that can be checked."""
 
-    id: str  # its name in messages
-    # which check applies: "sizes" (local part has one of `sizes` ranks), "multiple" (a multiple of `sizes[0]`), "tiles"
-    # (consecutive and starting at a multiple of its own size), "sets" (one of `sets`), "devices" (all cores of
-    # consecutive devices), "node" (one node only), "symmetric" (equal local indices on every node), "servers" (spans
-    # one of `sizes` neighbouring servers of an UltraServer), "peers" (see `rules.is_column_of_tiles`).
+    id: str  # name of the rule in messages
+    # The kind of check. For the local part, the ranks of the group on one node: "sizes" (it has one of `sizes` ranks),
+    # "multiple" (a multiple of `sizes[0]`), "tiles" (n consecutive ranks from a multiple of n on), "sets" (it is one of
+    # `sets`), "devices" (all cores of consecutive devices), "peers" (see `rules.is_column_of_tiles`). For the group:
+    # "node" (it is on one node), "symmetric" (it has equal indices on every node), "servers" (it is on one of `sizes`
+    # neighbouring servers of an UltraServer).
     kind: RuleKind
     text: str  # the rule in words
     source: str  # the document that states it
@@ -52,14 +53,15 @@ class Rule:
     since: Index = 0  # first year of this rule in the platform's documents
     until: Count = LATEST  # last such year
     lnc: Count | None = None  # the logical-core setting to which it applies, None for all
-    for_sizes: Counts = ()  # applies only to local parts of these sizes; empty means all
-    # parameter of "sizes", "multiple", "servers"; for "peers" the sizes of the tilings whose peers are meant.
+    for_sizes: Counts = ()  # the rule applies only to local parts of these sizes; empty: of all sizes
+    # parameter of "sizes", "multiple" and "servers"; for "peers" the sizes of tiles (see `rules.tilings`).
     sizes: Counts = ()
-    # parameter of "sets"; for "peers" further tilings.
+    # parameter of "sets"; for "peers" one more set of tiles.
     sets: Annotated[
         tuple[Annotated[Local, Parsed("ranks such as '0-15,48-63'", parse_ranks)], ...], Words("a list of texts")
     ] = ()
-    exempts: Annotated[tuple[RuleKind, ...], Words("a list of kinds")] = ()  # for "peers": rules of no effect on it
+    # for "peers": kinds of rules from which groups that obey this rule are exempt.
+    exempts: Annotated[tuple[RuleKind, ...], Words("a list of kinds")] = ()
     complete: bool = False  # for "peers": the group must take a rank from every tile of the node
 
     def __post_init__(self) -> None:
@@ -68,10 +70,15 @@ class Rule:
         if self.kind == "sets" and not self.sets:
             raise ValueError("sets: expected groups such as '0-15,48-63', because the kind is 'sets', found none")
         if self.since > self.until:
-            raise wrong("until", f"a year not before since = {self.since}", self.until)
+            raise contradiction_error("until", f"a year not before since = {self.since}", self.until)
 
     def in_force(self, *, edition: int, lnc: int) -> bool:
-        """Whether the documents of a year have this rule for a logical-core setting."""
+        """Whether this rule applies.
+
+        Args:
+            edition: year of the platform's documents.
+            lnc: physical cores of a logical core.
+        """
         return self.since <= edition <= self.until and self.lnc in (None, lnc)
 
 
@@ -91,7 +98,7 @@ class Chip:
 
     def __post_init__(self) -> None:
         if not self.lnc or any(self.cores % size for size in self.lnc):
-            raise wrong("lnc", f"divisors of the {self.cores} cores", self.lnc)
+            raise contradiction_error("lnc", f"divisors of the {self.cores} cores", self.lnc)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,17 +108,17 @@ class LinkSpec:
     kind: LinkKind  # the name by which wiring and network refer to it
     latency_s: Duration  # from the send to the first byte's arrival, per hop
     bandwidth_bytes_per_s: Amount  # one way; the other direction has as much again
-    per_core: bool = False  # the bandwidth is that of a physical core, so a logical core of two has twice
+    per_core: bool = False  # whether the bandwidth is for each physical core: a logical core of two has twice as much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WiringSpec:
     """The wires between the devices of one node."""
 
-    # "ring", "chain", "torus" and "grid" have `dims`; "full" joins every pair by a wire of its own, "switch" every
-    # device to one switch; "links" lists the pairs.
+    # "ring", "chain", "torus" and "grid" use `dims`; "full" joins every pair of devices by a wire, "switch" every
+    # device to one switch; "links" uses `pairs`.
     shape: Shape
-    # sides of the grid, slowest first, of all devices if empty; device d has the row-major coordinates of d.
+    # sides of the grid, slowest first; empty: one side of all devices. Device d has the row-major coordinates of d.
     dims: Counts = ()
     pairs: Pairs = ()  # undirected pairs for "links"
     link: Annotated[LinkKind, Words(LINKED)] = "none"  # kind of these wires
@@ -131,10 +138,10 @@ class WiringSpec:
             ("link", "" if self.link == "none" else self.link, self.shape != "none"),
         ):
             if value and not belongs:
-                raise wrong(key, f"nothing, because the shape is {self.shape!r}", value)
+                raise contradiction_error(key, f"nothing, because the shape is {self.shape!r}", value)
 
     def sides(self, devices: int) -> tuple[int, ...]:
-        """Return the sides of the grid that the devices form; a ring or a chain has one, of all of them."""
+        """Return the sides of the grid that `devices` devices form; () if the shape is no grid."""
         return self.dims or ((devices,) if self.shape in _GRIDS else ())
 
 
@@ -148,12 +155,16 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """One level of the switches between nodes. Messages inside a block of nodes do not leave it."""
+    """One level of the switches between nodes, which joins blocks of nodes.
+
+    Messages inside a block do not leave it. Other messages use its way out, the connection to higher levels. Either
+    `oversubscription` or `bandwidth_bytes_per_s` must be given.
+    """
 
     name: str  # such as "leaf", "rail" or "pod"
-    nodes: Count  # nodes of a block that the switches of this level join
-    rails: Count = 1  # planes of switches, each for adapters of one number
-    oversubscription: Factor | None = None  # bandwidth of a block's adapters over that of its way out
+    nodes: Count  # nodes in a block
+    rails: Count = 1  # number of separate planes of switches, each for the adapters of one index
+    oversubscription: Factor | None = None  # bandwidth of all adapters of a block / bandwidth of its way out
     bandwidth_bytes_per_s: Amount | None = None  # bandwidth of a block's way out, of all rails together, one way
 
     def __post_init__(self) -> None:
@@ -165,7 +176,7 @@ class Level:
             )
 
     def out_bytes_per_s(self, of_a_node: float) -> float:
-        """Return the bandwidth out of a block, given the bandwidth of a node's adapters."""
+        """Return the bandwidth of a block's way out in bytes/s, given that of all adapters of a node."""
         if self.bandwidth_bytes_per_s is not None:
             return self.bandwidth_bytes_per_s.value
         assert self.oversubscription is not None
@@ -174,14 +185,16 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """The switches between nodes. Without levels it never blocks."""
+    """The switches between nodes. Without levels, messages never compete for switches."""
 
     levels: Annotated[tuple[Level, ...], Words("tables")] = ()  # from the nodes upwards
 
     def __post_init__(self) -> None:
         nodes = [level.nodes for level in self.levels]
         if any(above % below or above == below for below, above in pairwise(nodes)):
-            raise wrong("levels", "blocks of ascending nodes, each a multiple of the one below", tuple(nodes))
+            raise contradiction_error(
+                "levels", "blocks of ascending nodes, each a multiple of the one below", tuple(nodes)
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +207,7 @@ class UltraServer:
 
     def __post_init__(self) -> None:
         if not self.servers or list(self.servers) != sorted(set(self.servers)):
-            raise wrong("servers", "ascending numbers of servers", self.servers)
+            raise contradiction_error("servers", "ascending numbers of servers", self.servers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
-"""Reading of machine files: TOML in, `Machine` out, and one line for a mistake: file, key, expected and found value.
+"""Reading of machine files, TOML, to a `Machine`. An error is one line: file, key, expected and found value.
 
-The built-in machines in `data/` are read like a user's. A figure is written with its origin,
+The built-in machines in `data/` are read like files of users. A figure is written with its origin,
 ``latency_s = { value = 1.5e-6, source = "...", confidence = "A" }``, or as a bare number of the user's own
 (confidence "E"). ``extends = "trn2.48xlarge"`` starts from a built-in machine: tables are merged key by key, rules
 by their id, and everything else replaces the old value.
@@ -16,14 +16,14 @@ from typing import cast
 
 from .errors import TopologyError, unknown_name_error
 from .figures import Collectives, Overheads
-from .keys import wrong
+from .keys import contradiction_error
 from .machine import LINKED, MAX_DEVICES, Machine, Network, UltraServer, WiringSpec
-from .tables import record
+from .tables import read_record
 from .wiring import Wiring
 
 Table = dict[str, object]
 
-# Tables with one of these are replaced as a whole: a number keeps its origin and a shape its sides.
+# Tables with one of these keys are replaced as a whole, so that a number has its own origin, and a shape its own sides.
 _WHOLE = {"value", "points", "shape"}
 
 # Not importlib.resources: it costs 7 ms to import, and these files are always installed as files.
@@ -37,7 +37,7 @@ def builtin_names() -> tuple[str, ...]:
 
 
 @cache
-def builtin(name: str) -> Machine:
+def load_builtin(name: str) -> Machine:
     """Read a machine that comes with the package.
 
     Raises:
@@ -50,7 +50,7 @@ def load(path: str | Path) -> Machine:
     """Read a machine from the user's TOML file.
 
     Raises:
-        TopologyError: if the file cannot be read, is not TOML, or says something missing, wrong or contradictory.
+        TopologyError: The file cannot be read, is not TOML, or a value is missing, wrong or contradictory.
     """
     path = Path(path)
     try:
@@ -65,7 +65,11 @@ def load(path: str | Path) -> Machine:
 
 
 def _builtin_table(name: str) -> Table:
-    """Return the table of a machine that comes with the package, with the machine that it extends."""
+    """Return the table of a built-in machine, merged with the machine that it extends.
+
+    Raises:
+        TopologyError: There is no built-in machine of this name.
+    """
     if name not in builtin_names():
         raise unknown_name_error("cluster", name, builtin_names())
     text = (_DATA / f"{name}.toml").read_text(encoding="utf-8")
@@ -73,6 +77,11 @@ def _builtin_table(name: str) -> Table:
 
 
 def _parse_toml(text: str, where: str) -> Table:
+    """Return the content of TOML text; `where` names it in the error.
+
+    Raises:
+        TopologyError: it is no TOML, or nested too deeply.
+    """
     import tomllib  # here, because it takes 15 ms to import, which programs without a machine should not pay
 
     try:
@@ -82,7 +91,11 @@ def _parse_toml(text: str, where: str) -> Table:
 
 
 def _resolve_extends(table: Table, *, where: str) -> Table:
-    """Return a table merged with the built-in machine that it extends, if any."""
+    """Return a table merged with the built-in machine that it extends, if any; the key "extends" is taken out of it.
+
+    Raises:
+        TopologyError: The machine that it extends does not come with the package.
+    """
     base = table.pop("extends", None)
     if base is None:
         return table
@@ -92,23 +105,19 @@ def _resolve_extends(table: Table, *, where: str) -> Table:
 
 
 def _merge_tables(base: Table, changes: Table) -> Table:
-    result = dict(base)
-    for key, value in changes.items():
-        result[key] = _merge_values(key, result.get(key), value)
+    """Return a new table: `base` with `changes`. Tables in it, and rules, are merged; other values are replaced."""
+    result = base | changes
+    for key, new in changes.items():
+        old = base.get(key)
+        if key == "rules" and isinstance(old, list) and isinstance(new, list):
+            result[key] = _merge_rules(old, new)
+        elif isinstance(old, dict) and isinstance(new, dict) and not _WHOLE & new.keys():
+            result[key] = _merge_tables(cast("Table", old), cast("Table", new))
     return result
 
 
-def _merge_values(key: str, base_value: object, value: object) -> object:
-    """Return the merged value of one key: tables and rules are merged, other values replaced."""
-    if key == "rules" and isinstance(base_value, list) and isinstance(value, list):
-        return _merge_rules(base_value, value)
-    if isinstance(base_value, dict) and isinstance(value, dict) and not _WHOLE & value.keys():
-        return _merge_tables(cast("Table", base_value), cast("Table", value))
-    return value
-
-
 def _merge_rules(old: list[object], new: list[object]) -> list[object]:
-    """Replace rules of equal id in place, and add the others at the end."""
+    """Return the old rules with those of equal id replaced by new ones, and the other new rules at the end."""
     result = list(old)
     places = {_rule_id(rule): index for index, rule in enumerate(old)}
     for rule in new:
@@ -137,15 +146,17 @@ def parse(table: Table, *, where: str) -> Machine:
     Raises:
         TopologyError: naming `where`, the key, the expected and the found value.
     """
+    # A single device needs no [wires], but a file may have the table.
     if table.get("devices") == 1:
         table = {"wires": {"shape": "none"}} | table
+    # [collectives] is read separately, because its subtables inherit keys.
     collectives = table.get("collectives", {})
     rest = {key: value for key, value in table.items() if key != "collectives"}
     try:
         wires = table.get("wires")
         link = wires.get("link") if isinstance(wires, dict) else None
         defaults = {"collectives": _read_collectives(collectives, where, link)}
-        machine = record(Machine, rest, "", where, defaults=defaults)
+        machine = read_record(Machine, rest, "", where, defaults=defaults)
         _check_tables(machine)
     except ValueError as error:
         raise TopologyError(f"{where}: {error}") from None
@@ -164,21 +175,28 @@ def _read_collectives(table: object, where: str, link: object) -> Collectives:
     """
     key = "collectives"
     if not isinstance(table, dict):
-        return record(Collectives, table, key, where)
+        return read_record(Collectives, table, key, where)
     parts = {name: table[name] for name in Collectives.__slots__ if name in table}
     if isinstance(library := parts.get("library"), dict):
         parts["library"] = _resolve_library(library)
         _check_library(parts["library"], link)
     usual = {name: value for name, value in table.items() if name not in parts}
-    given = {"usual": record(Overheads, usual, key, where)}
+    given = {"usual": read_record(Overheads, usual, key, where)}
     for name in ("host_copies", "between_nodes"):
+        # Values that are no tables are refused below.
         if isinstance(parts.get(name), dict):
             parts[name] = _merge_tables(usual, parts[name])
-    return record(Collectives, parts, key, where, defaults=given)
+    return read_record(Collectives, parts, key, where, defaults=given)
 
 
 def _resolve_library(table: Table) -> Table:
-    """Return the table of a library, merged with the file that it uses."""
+    """Return the table of a library, merged with the built-in library that its key `use` names, if any.
+
+    The table's own figures take precedence.
+
+    Raises:
+        ValueError: There is no such built-in library.
+    """
     own_figures = dict(table)
     name = own_figures.pop("use", None)
     if name is None:
@@ -191,7 +209,7 @@ def _resolve_library(table: Table) -> Table:
 
 
 def _check_library(table: Table, link: object) -> None:
-    """Refuse a library that the machine cannot run, before figures of another library seem wrong."""
+    """Refuse a library that does not run over the machine's wires inside a node; `link` is the kind of these wires."""
     wires = table.get("wires")
     if isinstance(wires, list) and wires and link is not None and link not in wires:
         name, kinds = table.get("name", "the machine's library"), " or ".join(map(str, wires))
@@ -202,13 +220,16 @@ def _check_library(table: Table, link: object) -> None:
 
 
 def _check_tables(machine: Machine) -> None:
+    """Refuse a machine with tables that contradict each other."""
     if machine.fabric and machine.network is None:
-        raise ValueError("fabric: expected a [network], whose nodes its switches join, found none")
+        raise ValueError(
+            "fabric: its switches join the nodes of a [network], and there is none; add one, or leave [fabric] out"
+        )
     kinds = tuple(link.kind for link in machine.links)
     for key in ("wires", "network", "ultraserver"):
         joined: WiringSpec | Network | UltraServer | None = getattr(machine, key)
         if joined and joined.link not in ("none", *kinds):
-            raise wrong(f"{key}.link", f"{LINKED}: {', '.join(kinds) or 'none is declared'}", joined.link)
+            raise contradiction_error(f"{key}.link", f"{LINKED}: {', '.join(kinds) or 'none is declared'}", joined.link)
     for key, overheads in _list_overheads(machine.collectives):
         for wire in overheads.wires:
             if wire.kind not in kinds:
@@ -222,7 +243,7 @@ def _check_tables(machine: Machine) -> None:
 
 
 def _list_overheads(collectives: Collectives) -> Iterator[tuple[str, Overheads]]:
-    """Yield the overheads of a machine's collectives, with their keys."""
+    """Yield the key and the record of each table of overheads of a machine's collectives."""
     yield "collectives", collectives.usual
     for name in ("host_copies", "between_nodes"):
         if (overheads := getattr(collectives, name)) is not None:
@@ -230,18 +251,18 @@ def _list_overheads(collectives: Collectives) -> Iterator[tuple[str, Overheads]]
 
 
 def _check_devices(devices: int | None, wires: WiringSpec) -> None:
-    """Refuse wires that do not join the devices."""
+    """Refuse wires that do not fit the number of devices, or do not join all devices."""
     if devices is None:
         if wires.shape not in ("full", "switch"):
-            raise wrong("wires.shape", "full or switch, because devices is 'any'", wires.shape)
+            raise contradiction_error("wires.shape", "full or switch, because devices is 'any'", wires.shape)
         return
     if devices > MAX_DEVICES:
-        raise wrong("devices", f"at most {MAX_DEVICES}", devices)
+        raise contradiction_error("devices", f"at most {MAX_DEVICES}", devices)
     if (sides := wires.sides(devices)) and prod(sides) != devices:
-        raise wrong("wires.dims", f"sides whose product is devices = {devices}", wires.dims)
+        raise contradiction_error("wires.dims", f"sides whose product is devices = {devices}", wires.dims)
     strange = [pair for pair in wires.pairs if max(pair) >= devices or pair[0] == pair[1]]
     if strange:
-        raise wrong("wires.pairs", f"pairs of different devices below {devices}", strange[0])
+        raise contradiction_error("wires.pairs", f"pairs of different devices below {devices}", strange[0])
     if lost := Wiring.from_spec(wires, devices).unreachable_devices():
         key = "pairs" if wires.shape == "links" else "shape"
         raise ValueError(f"wires.{key}: expected a connected graph, found no way from device 0 to {lost[0]}")

@@ -11,9 +11,9 @@ from .cluster import Cluster
 from .errors import format_ranks
 
 _TO_ASCII = str.maketrans("┌┐└┘├┤┬┴─│·", "++++++++-|.")
-_WIDEST_ROW = 8
-_WIDEST_UNWIRED_ROW = 4
-_LISTED_DEVICES = 64
+_WIDEST_ROW = 8  # most devices in a row of the picture
+_WIDEST_UNWIRED_ROW = 4  # the same, if the devices form no grid
+_LISTED_DEVICES = 64  # most devices that the table lists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ def draw(cluster: Cluster, *, ascii: bool = False, width: int = 80) -> str:
         Lines joined by newlines, without colour, none ending in a blank.
     """
     parts = [
-        _title_lines(cluster, width),
+        _title_text(cluster, width),
         picture(cluster, width=width),
         _device_table(cluster),
         _link_table(cluster, width),
@@ -51,7 +51,8 @@ def draw(cluster: Cluster, *, ascii: bool = False, width: int = 80) -> str:
     return text.translate(_TO_ASCII) if ascii else text
 
 
-def _title_lines(cluster: Cluster, width: int) -> str:
+def _title_text(cluster: Cluster, width: int) -> str:
+    """Name the cluster and its machine, and count its ranks."""
     size = f"{cluster.world_size} rank{'s' * (cluster.world_size > 1)}"
     if cluster.nodes > 1:
         size = f"{cluster.nodes} nodes of {cluster.ranks_per_node} ranks, {size} in all; node 0 is shown"
@@ -61,10 +62,14 @@ def _title_lines(cluster: Cluster, width: int) -> str:
 
 
 def picture(cluster: Cluster, *, width: int = 80) -> str:
-    """Draw the devices of a node in their grid; wires that leave the picture return on its other side.
+    """Draw the devices of a node in their grid; a wire that leaves the picture returns on the other side.
+
+    Args:
+        cluster: the cluster; all its nodes look alike.
+        width: columns.
 
     Returns:
-        "" for shapes that have no rows, such as a long chain or an irregular graph, and where it is too narrow.
+        Lines joined by newlines; "" for shapes without rows, such as an irregular graph, or if `width` is too small.
     """
     rows = _arrange_rows(cluster)
     if not rows or max(map(len, rows)) > _WIDEST_ROW:
@@ -77,13 +82,21 @@ def picture(cluster: Cluster, *, width: int = 80) -> str:
 
 
 def _picture_lines(cluster: Cluster, rows: list[list[int]], style: _Style, columns: int) -> list[str]:
-    """Return the rows of devices as boxes joined by wires, with notes at their ends where there is room."""
-    cells = {device: _box_texts(cluster, device, short=style.short) for row in rows for device in row}
+    """Return the rows of devices as boxes joined by wires, with notes at their ends where there is room.
+
+    Args:
+        cluster: The cluster.
+        rows: Devices, row by row.
+        style: Density of the picture.
+        columns: Characters of a line up to which notes are added.
+    """
+    cells = {device: _box_lines(cluster, device, short=style.short) for row in rows for device in row}
     width = max(len(line) for cell in cells.values() for line in cell)
     lines = [
         line.rstrip() for index in range(len(rows)) for line in _row_lines(cluster, rows, index, cells, width, style)
     ]
     notes = [_numa_note(cluster, row) for row in rows]
+    # Indices of the last line of text in each row of boxes: the line above the lower edge.
     bottoms = [at - 1 for at, line in enumerate(lines) if "└" in line]
     for at, note in zip(bottoms, notes, strict=True):
         if len(lines[at]) + len(note) <= columns:
@@ -92,7 +105,7 @@ def _picture_lines(cluster: Cluster, rows: list[list[int]], style: _Style, colum
 
 
 def _arrange_rows(cluster: Cluster) -> list[list[int]]:
-    """Arrange devices in rows; a long ring or chain is folded."""
+    """Return the devices in rows for the picture; a long ring or chain is folded into two. [] if there are no rows."""
     grid, devices = cluster.wiring.grid, cluster.devices_per_node
     if grid is None:
         if devices > _WIDEST_ROW or (devices > 1 and not cluster.wiring.complete):
@@ -106,7 +119,8 @@ def _arrange_rows(cluster: Cluster) -> list[list[int]]:
     return [list(range(first, first + side)) for first in range(0, devices, side)]
 
 
-def _box_texts(cluster: Cluster, device: int, *, short: bool) -> list[str]:
+def _box_lines(cluster: Cluster, device: int, *, short: bool) -> list[str]:
+    """Return the text in the box of a device: its number, ranks and network adapter; with `short`, abbreviated."""
     lines = [f"dev {device}" if short else f"device {device}", _describe_ranks(cluster, device)]
     if short:
         lines[1] = lines[1].replace("ranks ", "r ").replace("rank ", "r ")
@@ -122,13 +136,23 @@ def _describe_ranks(cluster: Cluster, device: int) -> str:
 
 
 def _nic_note(cluster: Cluster, device: int) -> int:
+    """Return the number of the adapter, or bundle of adapters, that a device uses."""
     return device * min(cluster.nics_per_node, cluster.devices_per_node) // cluster.devices_per_node
 
 
 def _row_lines(
     cluster: Cluster, rows: list[list[int]], index: int, cells: dict[int, list[str]], width: int, style: _Style
 ) -> list[str]:
-    """Return the lines of one row of boxes, with wires to its neighbours, to the next row, and around."""
+    """Return the lines of one row of boxes, with wires to its neighbours, to the next row, and around.
+
+    Args:
+        cluster: The cluster.
+        rows: Devices, row by row.
+        index: Index of the row.
+        cells: Lines of text of each device.
+        width: Characters of the text in a box.
+        style: Density of the picture.
+    """
     row, gap = rows[index], style.gap
     above = [_has_wire(cluster, rows, index - 1, index, column) for column in range(len(row))]
     below = [_has_wire(cluster, rows, index, index + 1, column) for column in range(len(row))]
@@ -148,7 +172,15 @@ def _row_lines(
 
 
 def _has_wire(cluster: Cluster, rows: list[list[int]], upper: int, lower: int, column: int) -> bool:
-    """Whether a wire runs between two rows; above the first and below the last row, the wire that wraps around."""
+    """Whether a wire runs between two rows; above the first and below the last row, the wire that wraps around.
+
+    Args:
+        cluster: The cluster.
+        rows: Devices, row by row.
+        upper: Index of the upper row; -1 above the first.
+        lower: Index of the lower row, the one after `upper`; the number of rows below the last.
+        column: Position of the device in both rows.
+    """
     if cluster.wiring.grid is None or len(rows) < 2:
         return False
     wraps = upper < 0 or lower >= len(rows)
@@ -164,21 +196,31 @@ def _numa_note(cluster: Cluster, row: Sequence[int]) -> str:
 
 
 def _border_line(left: str, middle: str, right: str, width: int) -> str:
+    """Return the upper or lower edge of a box for texts of `width`; `middle` is the sign where a wire may begin."""
     half = (width + 2) // 2
     return left + "─" * half + middle + "─" * (width + 1 - half) + right
 
 
 def _join_boxes(boxes: Sequence[str], gap: int) -> str:
+    """Return a line with the given parts of boxes side by side, with `gap` columns before each."""
     return " " * gap + (" " * gap).join(boxes)
 
 
 def _edge_line(marks: Sequence[str], width: int, gap: int) -> str:
+    """Return a line between rows of boxes, with a mark under the middle of each box."""
     half = (width + 2) // 2 + 1
     return _join_boxes([" " * half + mark + " " * (width + 3 - half) for mark in marks], gap)
 
 
 def _text_line(texts: Sequence[str], sides: Sequence[bool], gap: int, *, closes: bool) -> str:
-    """Return one line of a row of boxes, with wires between boxes that are joined."""
+    """Return one line of a row of boxes, with wires between boxes that are joined.
+
+    Args:
+        texts: Text of each box.
+        sides: Whether each box but the last is joined to the next one.
+        gap: Columns between two boxes.
+        closes: Whether a wire leads from the last box around to the first one.
+    """
     wire, blank = "─" * gap, " " * gap
     line = f"{wire}┤" if closes else f"{blank}│"
     for text, joined in zip(texts, [*sides, None], strict=True):
@@ -199,12 +241,14 @@ def _remark_lines(cluster: Cluster, width: int) -> list[str]:
 
 
 def _format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as text: heads, a line, and rows; all columns are left-aligned."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in (head, *rows)]
     return "\n".join([lines[0], "─" * len(lines[0].rstrip()), *lines[1:]])
 
 
 def _device_table(cluster: Cluster) -> str:
+    """Return a table of the devices of a node; "" if they are too many."""
     if cluster.devices_per_node > _LISTED_DEVICES:
         return ""
     numa, pcie = cluster.machine.numa, cluster.machine.pcie
@@ -230,6 +274,7 @@ def _neighbour_text(cluster: Cluster, device: int) -> str:
 
 
 def _link_table(cluster: Cluster, width: int) -> str:
+    """Return a table of the kinds of links, then the sources of their bandwidths; "" if there are no links."""
     rows = [
         [
             spec.kind,
@@ -248,7 +293,7 @@ def _link_table(cluster: Cluster, width: int) -> str:
 
 
 def _fabric_text(cluster: Cluster, width: int) -> str:
-    """Draw the levels of the switches between nodes, from the top downwards; "" if nothing is known of them."""
+    """Return a drawing of the levels of switches between nodes, from the top downwards; "" if they are not known."""
     fabric, network = cluster.machine.fabric, cluster.machine.network
     if fabric is None or network is None:
         return ""
@@ -277,13 +322,13 @@ def _summary_text(cluster: Cluster, width: int) -> str:
 
 
 def wrap(text: str, width: int, *, first: str = "", rest: str = "") -> list[str]:
-    """Break text into lines of a width at blanks, and words that are too long for a line after a slash.
+    """Break text into lines at blanks; words that are too long for a line are broken after a slash.
 
     Args:
         text: Words separated by blanks.
-        width: Columns.
-        first: The beginning of the first line.
-        rest: The beginning of every other line.
+        width: Most columns of a line.
+        first: Text before the first line.
+        rest: Text before every other line.
     """
     lines = [first]
     begin = len(first)
@@ -297,7 +342,7 @@ def wrap(text: str, width: int, *, first: str = "", rest: str = "") -> list[str]
 
 
 def _split_pieces(text: str, room: int) -> Iterator[tuple[str, str]]:
-    """Yield unbreakable pieces of text, each with the blank before it on a line."""
+    """Yield unbreakable pieces of text, each after the blank that separates it from the piece before (" " or "")."""
     for word in text.split():
         blank = " "
         for piece in [word] if len(word) <= room else re.findall(r"[^/]*/|[^/]+", word):

@@ -17,19 +17,19 @@ from .wiring import Wiring, torus
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a rank: node of the cluster, device of the node, logical core of the device."""
+    """The place of a rank."""
 
-    node: int
-    device: int
-    core: int
+    node: int  # node of the cluster
+    device: int  # device of the node
+    core: int  # logical core of the device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RankMap:
-    """Nodes of one kind."""
+    """A cluster of equal nodes, as far as places of ranks and figures of wires are concerned; base of `Cluster`."""
 
     machine: Machine  # the kind of node
-    nodes: int  # number of them
+    nodes: int  # number of nodes
     lnc: int  # physical cores per logical core
     world_size: int  # number of ranks, spread evenly over the nodes
     strict: bool  # whether an illegal group is an error (otherwise a warning)
@@ -65,17 +65,17 @@ class RankMap:
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks of this world on each node: its first cores."""
+        """Number of ranks of this world on each node; they are on the node's first cores."""
         return self.world_size // self.nodes
 
     @property
     def servers(self) -> int:
-        """Nodes in one UltraServer; 1 where nodes are joined by the network only."""
+        """Number of nodes of this cluster in one UltraServer; 1 if only the network joins nodes."""
         return min(self.nodes, self.machine.ultraserver.servers[-1]) if self.machine.ultraserver else 1
 
     @property
     def ranks_per_unit(self) -> int:
-        """Ranks of a node, or of all nodes of an UltraServer. Only the network joins them with other ranks."""
+        """Number of ranks of a unit: of an UltraServer, or else of a node. Only the network joins units."""
         return self.servers * self.ranks_per_node
 
     def place(self, rank: int) -> Place:
@@ -92,7 +92,7 @@ class RankMap:
         """Return the rank at a place, the reverse of `place`.
 
         Raises:
-            TopologyError: if the place is not on this cluster, or no rank of this world sits there.
+            TopologyError: The place is not on this cluster, or has no rank of this world.
         """
         local = place.device * self.ranks_per_device + place.core
         fits = 0 <= place.node < self.nodes and 0 <= place.core < self.ranks_per_device
@@ -104,11 +104,16 @@ class RankMap:
         return place.node * self.ranks_per_node + local
 
     def _check_rank(self, rank: int) -> None:
+        """Refuse a rank that is not in the world, with a `TopologyError`."""
         if not 0 <= rank < self.world_size:
             raise TopologyError(f"rank {rank} is not in the world of {self!r}: expected 0 to {self.world_size - 1}")
 
     def link_kind(self, a: int, b: int) -> LinkKind:
-        """Name the slowest kind of wire between two ranks; "none" if no wire joins their nodes."""
+        """Return the slowest kind of wire between two ranks; "self" if a equals b, "none" if no wire joins their nodes.
+
+        Raises:
+            TopologyError: A rank does not exist.
+        """
         from_place, to_place = self.place(a), self.place(b)
         if a == b:
             return "self"
@@ -120,7 +125,7 @@ class RankMap:
         return self.machine.network.link if self.machine.network else "none"
 
     def link(self, kind: LinkKind) -> LinkSpec:
-        """Give the published figures of a kind of wire, with their sources.
+        """Return the published figures of a kind of wire, with their sources.
 
         Raises:
             TopologyError: if this machine has no such wire.
@@ -131,11 +136,11 @@ class RankMap:
         raise unknown_name_error(f"link kind on {self.machine.name}", kind, [spec.kind for spec in self.machine.links])
 
     def latency_s(self, kind: LinkKind) -> float:
-        """Give the latency of one hop over a kind of wire."""
+        """Return the latency of one hop over a kind of wire."""
         return self.link(kind).latency_s.value
 
     def bandwidth_bytes_per_s(self, kind: LinkKind) -> float:
-        """Give the bandwidth of one wire of a kind (one adapter, for the network) in one direction."""
+        """Return the bandwidth of one wire of a kind (one adapter, for the network) in one direction."""
         spec = self.link(kind)
         return spec.bandwidth_bytes_per_s.value * (self.lnc if spec.per_core else 1)
 
@@ -145,12 +150,16 @@ class RankMap:
         return int(self.machine.network.nics.value) if self.machine.network else 0
 
     @property
-    def nics_per_bundle(self) -> int:
-        """Adapters that one device uses together; 1 where devices share one."""
+    def nics_used_by_device(self) -> int:
+        """Number of adapters that one device uses together; 1 if devices share adapters, or there is no network."""
         return max(1, self.nics_per_node // self.devices_per_node)
 
     def nic_of(self, rank: int) -> int:
-        """Number the adapter, or bundle of adapters, of a rank's device: devices in order share the adapters evenly."""
+        """Return the index, in its node, of the adapter that a rank's device uses; devices share adapters evenly.
+
+        If a node has more adapters than devices, each device uses a bundle of several: then it is the index of the
+        bundle.
+        """
         bundles = min(self.nics_per_node, self.devices_per_node)
         return self.place(rank).device * bundles // self.devices_per_node
 
@@ -176,18 +185,19 @@ FABRIC = WireEnd("fabric", 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction of a wire; transfers that share it share its bandwidth."""
+    """One direction of a wire; transfers over the same link share its bandwidth."""
 
     kind: LinkKind  # kind of wire
-    src: WireEnd  # where bytes enter
-    dst: WireEnd  # where they leave
-    # time to cross it, without the bytes. A route through a switch or the fabric has it on its first half only.
+    src: WireEnd  # end at which bytes enter
+    dst: WireEnd  # end at which bytes leave
+    # time to cross the link, without the time of the bytes. A way through a switch or the fabric is two links, and the
+    # first one has all the latency.
     latency_s: float
     bandwidth_bytes_per_s: float
 
 
 def route(cluster: RankMap, a: int, b: int) -> tuple[Link, ...]:
-    """List the directed links from rank a to rank b; see `Cluster.route`."""
+    """Return the directed links from rank a to rank b; see `Cluster.route`."""
     kind, source, target = cluster.link_kind(a, b), cluster.place(a), cluster.place(b)
     if kind == "self":
         return ()
@@ -209,6 +219,14 @@ def route(cluster: RankMap, a: int, b: int) -> tuple[Link, ...]:
 
 
 def _links_between_devices(cluster: RankMap, node: int, src: int, dst: int) -> tuple[Link, ...]:
+    """Return the links from one device of a node to another; if there is a switch, to the switch and from it.
+
+    Args:
+        cluster: The machine.
+        node: The node.
+        src: The device where bytes begin.
+        dst: The device where bytes end; if it is `src`, there are no links.
+    """
     ports = [WireEnd("device", node, device) for device in cluster.wiring.path(src, dst)]
     kind = cluster.machine.wires.link
     if cluster.wiring.switched and src != dst:
@@ -217,6 +235,14 @@ def _links_between_devices(cluster: RankMap, node: int, src: int, dst: int) -> t
 
 
 def _links_between_servers(cluster: RankMap, src: int, dst: int, device: int) -> tuple[Link, ...]:
+    """Return the links between device number `device` of two servers of an UltraServer, along the ring of servers.
+
+    Args:
+        cluster: The machine, which has UltraServers.
+        src: Node where bytes begin.
+        dst: Node where bytes end, of the same UltraServer.
+        device: Number of the device in both nodes.
+    """
     first = src - src % cluster.servers
     way = torus(cluster.servers).path(src - first, dst - first)
     assert cluster.machine.ultraserver is not None
@@ -226,6 +252,7 @@ def _links_between_servers(cluster: RankMap, src: int, dst: int, device: int) ->
 
 
 def _links_between(cluster: RankMap, kind: LinkKind, ports: list[WireEnd]) -> tuple[Link, ...]:
+    """Return the links from each of the ends to the next one; empty for a single end."""
     if len(ports) < 2:
         return ()
     latency_s, rate = cluster.latency_s(kind), cluster.bandwidth_bytes_per_s(kind)
@@ -234,5 +261,5 @@ def _links_between(cluster: RankMap, kind: LinkKind, ports: list[WireEnd]) -> tu
 
 def _links_through(cluster: RankMap, kind: LinkKind, src: WireEnd, middle: WireEnd, dst: WireEnd) -> tuple[Link, ...]:
     """Return the two links through a switch or the network; the first one has all the latency."""
-    rate = cluster.bandwidth_bytes_per_s(kind) * (cluster.nics_per_bundle if middle == FABRIC else 1)
+    rate = cluster.bandwidth_bytes_per_s(kind) * (cluster.nics_used_by_device if middle == FABRIC else 1)
     return (Link(kind, src, middle, cluster.latency_s(kind), rate), Link(kind, middle, dst, 0.0, rate))

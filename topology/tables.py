@@ -1,6 +1,6 @@
 """Conversion of the tables of a machine file to records, by the annotations of the records' fields.
 
-Every mistake is a ValueError that begins with the key in full, and names the expected and the found value.
+Every error is a ValueError that begins with the full key, and names the expected and the found value.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from .figures import Curve, Figure
-from .keys import ByName, Numbers, Parsed, Words, as_written
+from .figures import Confidence, Curve, Figure
+from .keys import ByName, Numbers, Parsed, Words, with_lists
 
 Record = TypeVar("Record")
 
@@ -32,25 +32,25 @@ GONE = {
     *(f"collectives{part}.{name}" for part in ("", ".between_nodes") for name in _OF_COLLECTIVES.split()),
 }
 """Keys of the previous version that only the predictor of training steps and its calibration read."""
-_ORIGIN = {"confidence": "E"}  # of a bare number: the user's own
+_USERS_OWN: Confidence = "E"  # confidence of a number that the file gives without its origin; see `Figure`
 
 
-def record(
+def read_record(
     kind: type[Record], table: object, key: str, where: str, *, defaults: Mapping[str, object] | None = None
 ) -> Record:
     """Convert a table to a record.
 
     Args:
         kind: The dataclass of the record.
-        table: As TOML gives it.
-        key: Path of the table in its file; empty for the whole file.
-        where: Name of the file, the source of numbers without one.
-        defaults: Values of fields that the table does not have.
+        table: The parsed table.
+        key: Path of the table in its file, such as "chip"; empty for the whole file.
+        where: Name of the file: the source of figures that are written as bare numbers.
+        defaults: Values of fields that are not read from the table.
 
     Raises:
-        ValueError: Something is missing, unknown, wrong or contradictory.
+        ValueError: A key is missing or unknown, or a value is wrong or contradictory.
     """
-    return _read_record(kind, table, key, where, _annotations(cast("type", kind)), defaults or {})
+    return _read_annotated(kind, table, key, where, _annotations(cast("type", kind)), defaults or {})
 
 
 @cache
@@ -58,7 +58,7 @@ def _annotations(kind: type) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
-def _read_record(
+def _read_annotated(
     kind: type[Record],
     table: object,
     key: str,
@@ -66,16 +66,26 @@ def _read_record(
     annotations: Mapping[str, Any],
     defaults: Mapping[str, object],
 ) -> Record:
-    """Return the record of a table; each key is read by the annotation of its field."""
+    """Return the record of a table; each key is read by the annotation of its field.
+
+    Args:
+        kind: The dataclass of the record.
+        table: The parsed table.
+        key: Path of the table in its file; empty for the whole file.
+        where: Name of the file: the source of figures that are written as bare numbers.
+        annotations: Annotation of each field, which says which values its key may have.
+        defaults: Values of fields that are not read from the table, which must not have their keys.
+    """
     if not isinstance(table, dict):
         raise _value_error(key, "a table", table)
     annotations = {name: annotation for name, annotation in annotations.items() if name not in defaults}
-    origin = {"source": where, **_ORIGIN}
+    origin = {"source": where, "confidence": _USERS_OWN}
     values = {name: origin[name] for name in annotations if name in origin} | dict(defaults)
     for name, value in table.items():
         inside = _join_key(key, name)
         if name not in annotations:
             raise _unknown_key(inside, name, annotations)
+        # For an empty source, the name of the file stays.
         if name != "source" or value != "":
             values[name] = _read_value(annotations[name], value, inside, where)
     for field in fields(cast("Any", kind)):
@@ -86,25 +96,37 @@ def _read_record(
     try:
         return kind(**values)
     except ValueError as error:
+        # The error begins with the key within the table; put the path of the table before it.
         raise ValueError(_join_key(key, str(error))) from None
 
 
 def _read_value(annotation: Any, value: object, key: str, where: str) -> object:
-    """Return the value of a key in the form that its annotation asks for."""
-    kinds, words = _split_annotation(annotation)
+    """Return the value of a key in the form that its annotation asks for.
+
+    Args:
+        annotation: Annotation of the field.
+        value: The value, as TOML gives it.
+        key: Its path in the file, for errors.
+        where: Name of the file, the source of numbers without one.
+
+    Raises:
+        ValueError: The value has another form.
+    """
+    kinds, form = _split_annotation(annotation)
     kind = kinds[0]
     if kind is Figure:
-        return _read_figure(kinds, cast("Numbers", words), value, key, where)
-    if isinstance(words, Numbers):
-        return _read_number(kind, words, value, key)
-    if isinstance(words, Parsed):
-        return _read_text(words, value, key)
-    if isinstance(words, ByName):
-        return _read_by_name(get_args(kind)[0], words, value, key, where)
+        return _read_figure(kinds, cast("Numbers", form), value, key, where)
+    if isinstance(form, Numbers):
+        return _read_number(kind, form, value, key)
+    if isinstance(form, Parsed):
+        return _read_text(form, value, key)
+    if isinstance(form, ByName):
+        return _read_by_name(get_args(kind)[0], form, value, key, where)
     if is_dataclass(kind):
-        return record(cast("type", kind), value, key, where)
+        return read_record(cast("type", kind), value, key, where)
     if get_origin(kind) is tuple:
         return _read_items(kind, annotation, value, key, where)
+    # The remaining kinds: a choice of words, a text, or a boolean. `type`, because True is an instance of int.
     known = get_args(kind) if get_origin(kind) is Literal else None
     if type(value) is not kind if known is None else not isinstance(value, str) or value not in known:
         raise _value_error(key, _describe_form(annotation), value)
@@ -112,46 +134,67 @@ def _read_value(annotation: Any, value: object, key: str, where: str) -> object:
 
 
 def _split_annotation(annotation: Any) -> tuple[tuple[Any, ...], Words | None]:
-    """Return the kinds of value that an annotation allows, without None, and the words that it allows."""
-    words = None
+    """Return the types that an annotation allows, without None, and the `Words` in it, if there are any.
+
+    Example: `Annotated[int, _ONE] | None` gives (int,) and _ONE.
+    """
+    form = None
     while get_origin(annotation) in (Annotated, Union, UnionType):
         if get_origin(annotation) is Annotated:
-            annotation, words = get_args(annotation)[:2]
+            # The first item of an `Annotated` is the type, the second the `Words`.
+            annotation, form = get_args(annotation)[:2]
             continue
         kinds = tuple(kind for kind in get_args(annotation) if kind is not NoneType)
         if len(kinds) > 1:
-            return kinds, words
+            return kinds, form
         annotation = kinds[0]
-    return (annotation,), words
+    return (annotation,), form
 
 
 def _describe_form(annotation: Any) -> str:
-    (kind, *_), words = _split_annotation(annotation)
-    if kind is Figure and words is not None:
-        return f"{words.expected}, or {{ value, source, confidence }}"
-    if words is not None:
-        return words.expected
+    """Return a description of the values that an annotation allows, for messages."""
+    (kind, *_), form = _split_annotation(annotation)
+    if kind is Figure and form is not None:
+        return f"{form.expected}, or {{ value, source, confidence }}"
+    if form is not None:
+        return form.expected
     if get_origin(kind) is Literal:
         return f"one of {', '.join(map(str, get_args(kind)))}"
     return _PLAIN.get(kind, "a table" if is_dataclass(kind) else "a list")
 
 
 def _read_figure(kinds: tuple[Any, ...], numbers: Numbers, value: object, key: str, where: str) -> Figure | Curve:
-    """Return a figure or a curve; a bare number is a figure of the user's own."""
+    """Return a figure or a curve; a bare number becomes a figure whose source is the file.
+
+    Args:
+        kinds: The classes that the key may hold: `Figure`, or `Figure` and `Curve`.
+        numbers: The values that the figure may have.
+        value: A number, the table of a figure, or the table of a curve.
+        key: Path of the key in its file.
+        where: Name of the file: the source of a bare number.
+    """
     if not isinstance(value, dict):
         if not numbers.allow(value):
             raise _value_error(key, _describe_form(Annotated[Figure, numbers]), value)
-        return Figure(value=float(cast("float", value)), source=where, confidence="E")
+        return Figure(value=float(cast("float", value)), source=where, confidence=_USERS_OWN)
     if Curve in kinds:
         if ("value" in value) == ("points" in value):
             raise ValueError(f"{key}.value: expected a share, or points = [[bytes, share], ...], one of the two")
         if "points" in value:
-            return record(Curve, value, key, where)
-    return _read_record(Figure, value, key, where, _annotations(Figure) | {"value": Annotated[float, numbers]}, {})
+            return read_record(Curve, value, key, where)
+    annotations = _annotations(Figure) | {"value": Annotated[float, numbers]}  # with the limits of this key
+    return _read_annotated(Figure, value, key, where, annotations, defaults={})
 
 
 def _read_number(kind: type, numbers: Numbers, value: object, key: str) -> float | None:
-    """Return a number within its limits; None for the word that may be written instead."""
+    """Return a number within its limits; None for the word `numbers.text`, which may stand instead of a number.
+
+    Args:
+        kind: int or float.
+        numbers: The limits, and the word.
+        value: The value, as TOML gives it.
+        key: Its path in the file, for errors.
+    """
     if numbers.text is not None and value == numbers.text:
         return None
     if not numbers.allow(value):
@@ -160,32 +203,57 @@ def _read_number(kind: type, numbers: Numbers, value: object, key: str) -> float
     return number if kind is int else float(number)
 
 
-def _read_text(words: Parsed, value: object, key: str) -> object:
-    """Return the converted text of a key."""
+def _read_text(converter: Parsed, value: object, key: str) -> object:
+    """Return the converted text of a key.
+
+    Args:
+        converter: The function that converts it, and its form in words.
+        value: The value, as TOML gives it.
+        key: Its path in the file, for errors.
+    """
     if not isinstance(value, str):
-        raise _value_error(key, words.expected, value)
+        raise _value_error(key, converter.expected, value)
     try:
-        return words.parse(value)
+        return converter.parse(value)
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from None
 
 
-def _read_by_name(item: Any, words: ByName, value: object, key: str, where: str) -> tuple[object, ...]:
-    """Return the records, or names with figures, of a table by names."""
+def _read_by_name(item: Any, known_names: ByName, value: object, key: str, where: str) -> tuple[object, ...]:
+    """Return the items of a table whose keys are names: records, or pairs of a name and a figure.
+
+    They are in the order of `known_names.known` if that is given, else of the table.
+
+    Args:
+        item: Class of the records, which get their name as the field `kind`; or the type of the pairs.
+        known_names: The names that the table may have.
+        value: The value, as TOML gives it.
+        key: Its path in the file, for errors.
+        where: Name of the file, the source of numbers without one.
+    """
     if not isinstance(value, dict):
-        raise _value_error(key, words.expected, value)
+        raise _value_error(key, known_names.expected, value)
     for name in value:
-        if words.known and name not in words.known:
-            raise _unknown_key(_join_key(key, name), name, words.known)
-    names = [name for name in words.known or value if name in value]
+        if known_names.known and name not in known_names.known:
+            raise _unknown_key(_join_key(key, name), name, known_names.known)
+    names = [name for name in known_names.known or value if name in value]
     inside = ((name, value[name], _join_key(key, name)) for name in names)
     if is_dataclass(item):
         kind = cast("type", item)
-        return tuple(record(kind, entry, at, where, defaults={"kind": name}) for name, entry, at in inside)
+        return tuple(read_record(kind, entry, at, where, defaults={"kind": name}) for name, entry, at in inside)
     return tuple((name, _read_value(get_args(item)[1], entry, at, where)) for name, entry, at in inside)
 
 
 def _read_items(kind: Any, annotation: Any, value: object, key: str, where: str) -> tuple[object, ...]:
+    """Return the items of a list, each read by the annotation of its place in the tuple `kind`.
+
+    Args:
+        kind: The tuple type: tuple[X, ...] for any number of items, or tuple[X, Y] for that many.
+        annotation: The whole annotation, for errors.
+        value: The value, as TOML gives it.
+        key: Its path in the file, for errors.
+        where: Name of the file, the source of numbers without one.
+    """
     items = get_args(kind)
     many = items[-1] is Ellipsis
     if not isinstance(value, list) or (not many and len(value) != len(items)):
@@ -200,14 +268,20 @@ def _join_key(path: str, key: str) -> str:
 
 
 def _value_error(key: str, expected: str, value: object) -> ValueError:
-    """Return the error of a value, with the expected and the found one."""
-    shown = repr(as_written(value))
+    """Return the error of a value, with the expected and the found value."""
+    shown = repr(with_lists(value))
     shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
     return ValueError(f"{key}: expected {expected}, found {shown}")
 
 
 def _unknown_key(key: str, name: str, known_keys: Mapping[str, object] | tuple[str, ...]) -> ValueError:
-    """Return the error of an unknown key, with the known ones; of one that is gone, with what to do."""
+    """Return the error of an unknown key, with the known keys; for a key of an earlier version, with the advice.
+
+    Args:
+        key: Path of the key in the file.
+        name: The key itself.
+        known_keys: The keys that the table may have.
+    """
     if key in GONE:
         return ValueError(f"{key}: unknown key; read by the planner, which is gone: delete it")
     close = get_close_matches(name, known_keys, n=1)

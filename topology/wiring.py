@@ -14,13 +14,10 @@ _EXHAUSTIVE_DEVICES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Sides of a grid, slowest first, and a flag for each: whether it closes to a ring.
+    """A grid of positions, numbered row by row: with dims (4, 4), position 5 is in row 1 and column 1."""
 
-    Position i has the row-major coordinates of i: on dims (4, 4), 5 is row 1, column 1.
-    """
-
-    dims: tuple[int, ...]
-    wraps: tuple[bool, ...]
+    dims: tuple[int, ...]  # length of each side, the slowest first
+    wraps: tuple[bool, ...]  # for each side, whether it closes to a ring
 
     @property
     def size(self) -> int:
@@ -28,7 +25,7 @@ class Grid:
         return prod(self.dims)
 
     def coordinates(self, index: int) -> tuple[int, ...]:
-        """Give the coordinates of a position."""
+        """Return the coordinates of a position."""
         coordinates = []
         for side in reversed(self.dims):
             index, place = divmod(index, side)
@@ -36,14 +33,14 @@ class Grid:
         return tuple(reversed(coordinates))
 
     def index(self, coordinates: tuple[int, ...]) -> int:
-        """Give the position of coordinates."""
+        """Return the position with these coordinates."""
         index = 0
         for side, place in zip(self.dims, coordinates, strict=True):
             index = index * side + place
         return index
 
     def moved(self, index: int, axis: int, by: int) -> int | None:
-        """Give the position `by` steps away along an axis, None beyond the edge of an open side."""
+        """Return the position `by` steps from `index` along an axis, None beyond the edge of an open side."""
         coordinates = list(self.coordinates(index))
         coordinates[axis] += by
         if self.wraps[axis]:
@@ -53,15 +50,15 @@ class Grid:
         return self.index(tuple(coordinates))
 
     def neighbours(self, index: int) -> tuple[int, ...]:
-        """List the positions one wire away, each once, ascending; a side of 2 has one wire, not two."""
+        """Return the positions one wire away, each once, ascending. A ring of 2 positions has one wire, not two."""
         moves = (self.moved(index, axis, by) for axis in range(len(self.dims)) for by in (-1, 1))
         return tuple(sorted({other for other in moves if other is not None and other != index}))
 
     def path(self, src: int, dst: int) -> tuple[int, ...]:
-        """List the positions on a shortest way, both ends included, the fastest axis first.
+        """Return the positions on a shortest way, including both ends; it goes along the fastest axis first.
 
-        On an even ring the opposite position is equally far both ways: even places go up and odd ones go down, so
-        that a shift by half a ring loads both directions.
+        On a ring of even length, the opposite position is equally far in both directions: from an even coordinate the
+        way goes up, from an odd one down, so that a shift by half a ring uses both directions.
         """
         position, way = src, [src]
         for axis in reversed(range(len(self.dims))):
@@ -81,7 +78,7 @@ class Grid:
         )
 
     def _axis_steps(self, axis: int, start: int, goal: int) -> int:
-        """Return the steps along an axis from start to goal, the shorter way where the axis wraps."""
+        """Return the steps along an axis from start to goal, negative if downwards; on a ring, of the shorter way."""
         side, straight = self.dims[axis], goal - start
         if not self.wraps[axis]:
             return straight
@@ -92,15 +89,17 @@ class Grid:
         return up if up < -down else down
 
     def cut_wires(self) -> int:
-        """Count the wires across the smallest cut that halves an axis.
+        """Return the number of wires across the smallest cut that halves a side.
 
-        For even sides this is the bisection of the grid; where every side is odd there is no exact half, and the
-        cut next to the middle counts.
+        With an even side, this is the bisection of the grid. If every side is odd there is no exact half: then it is
+        the cut next to the middle of a side. The grid must have more than one position.
         """
         even = [axis for axis, side in enumerate(self.dims) if side % 2 == 0]
         axes = even or [axis for axis, side in enumerate(self.dims) if side > 1]
         return min(
-            self.size // self.dims[axis] * (2 if self.wraps[axis] and self.dims[axis] > 2 else 1) for axis in axes
+            # The cut of a ring goes through two wires.
+            self.size // self.dims[axis] * (2 if self.wraps[axis] and self.dims[axis] > 2 else 1)
+            for axis in axes
         )
 
 
@@ -110,30 +109,30 @@ def torus(*dims: int) -> Grid:
     return Grid(dims=dims, wraps=(True,) * len(dims))
 
 
-@cache
-def open_grid(*dims: int) -> Grid:
-    """Make a grid with edges."""
-    return Grid(dims=dims, wraps=(False,) * len(dims))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wiring:
-    """A graph of `devices` vertices."""
+    """The wires between the devices of a node, as a graph."""
 
-    devices: int  # number of vertices
-    grid: Grid | None = None  # its coordinates where it is a torus, ring, chain or open grid
-    complete: bool = False  # every pair has a wire, or a way through one switch
-    switched: bool = False  # devices reach each other through a switch, so a device's one port limits all its traffic
-    # neighbours per device, ascending; empty for complete graphs, which may be large.
+    devices: int  # number of devices
+    grid: Grid | None = None  # coordinates of the devices, if the graph is a torus, ring, chain or open grid
+    complete: bool = False  # whether every pair has a wire, or a way through one switch
+    switched: bool = False  # whether devices are joined by a switch, so that one port limits all traffic of a device
+    # neighbours of each device, ascending; empty for complete graphs, which may be large.
     neighbours: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
     @classmethod
+    @lru_cache(maxsize=256)
     def from_spec(cls, wires: WiringSpec, devices: int) -> Wiring:
-        """Build the graph that a machine file describes; it may be disconnected."""
+        """Build the graph that a machine file describes; it may be disconnected.
+
+        Args:
+            wires: the wires, as in the file.
+            devices: number of devices in a node.
+        """
         if wires.shape in ("full", "switch"):
             return cls(devices=devices, complete=True, switched=wires.shape == "switch")
         if sides := wires.sides(devices):
-            grid = (torus if wires.shape in ("ring", "torus") else open_grid)(*sides)
+            grid = Grid(dims=sides, wraps=(wires.shape in ("ring", "torus"),) * len(sides))
             return cls(devices=devices, grid=grid, neighbours=tuple(grid.neighbours(d) for d in range(devices)))
         joined: list[set[int]] = [set() for _ in range(devices)]
         for first, second in wires.pairs:
@@ -142,7 +141,7 @@ class Wiring:
         return cls(devices=devices, neighbours=tuple(tuple(sorted(others)) for others in joined))
 
     def adjacent(self, device: int) -> tuple[int, ...]:
-        """List the devices one hop away."""
+        """List the devices one hop away, in ascending order."""
         if self.complete:
             return tuple(other for other in range(self.devices) if other != device)
         return self.neighbours[device]
@@ -152,13 +151,12 @@ class Wiring:
         return a != b and (self.complete or b in self.neighbours[a])
 
     def path(self, src: int, dst: int) -> tuple[int, ...]:
-        """List the devices on a shortest way, both ends included.
+        """Return the devices on a shortest way, including both ends.
 
-        On grids the fastest axis comes first (see `Grid.path`); elsewhere the path goes through the lowest numbers of
-        equally short ones.
+        For the way on a grid see `Grid.path`. Otherwise, of equally short ways, it is that with the lowest numbers.
 
         Raises:
-            ValueError: if no way exists, which a checked machine file rules out.
+            ValueError: There is no way; a checked machine file excludes that.
         """
         if src == dst or self.complete:
             return (src,) if src == dst else (src, dst)
@@ -189,10 +187,10 @@ class Wiring:
         return tuple(device for device, hops in enumerate(_hops_to(self, 0)) if hops < 0)
 
     def bisection_wires(self) -> int:
-        """Count the wires, one way, that join two halves of the devices where the cut is smallest.
+        """Return the number of wires across the smallest cut of the devices into halves.
 
-        Exact for grids with even sides, complete graphs, and any graph of up to 16 devices; for larger irregular
-        ones it is the cut between the lower and the upper half of the numbers, which is an upper bound. Behind a
+        It is exact for grids with an even side, complete graphs, and any graph of up to 16 devices. For larger
+        irregular graphs it is the cut between the lower and the upper half of the numbers, an upper bound. Behind a
         switch, ports count instead of wires.
         """
         half = self.devices // 2
@@ -210,10 +208,10 @@ class Wiring:
 
 @lru_cache(maxsize=4096)
 def _hops_to(wiring: Wiring, goal: int) -> tuple[int, ...]:
-    """Return the hops from each device to a goal; -1 where no wire leads."""
+    """Return the number of hops from each device to a goal; -1 for a device without a way."""
     hops = [-1] * wiring.devices
     hops[goal], reached = 0, [goal]
-    for device in reached:
+    for device in reached:  # breadth first; the list grows in the loop
         for other in wiring.neighbours[device]:
             if hops[other] < 0:
                 hops[other] = hops[device] + 1

@@ -14,6 +14,7 @@
 #   frame        the form of this protocol on a socket, and checks against hostile bytes
 #   handshake    the proof that two processes belong together;  identity: the introduction of a process;
 #                address: its addresses;  tls: encryption;  meeting: listening, dialling, and admission
+#   tcp          options of sockets, and the state of connections that the kernel reports
 #   efa          sockets between processes, several to each
 #   shared_memory  processes of one host: compiled code, which matches by itself
 #   nearest      shared memory inside a host, sockets beyond

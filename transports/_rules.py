@@ -12,18 +12,7 @@ import numpy as np
 import trio
 from trio.testing import assert_checkpoints
 
-from transports._checking import (
-    Begun,
-    BrokenPromise,
-    Call,
-    Rule,
-    WirePair,
-    clear,
-    each_size,
-    make_message,
-    require,
-    wait_all_blocked,
-)
+from transports._checking import Begun, BrokenPromise, Call, Rule, WirePair, clear, each_size, make_message, require
 from transports.buffers import Buffer
 from transports.failures import ArgumentError, LengthMismatchError, SignatureMismatchError
 from transports.request import Request
@@ -31,10 +20,10 @@ from transports.signature import TEXT_BYTES, PlainSignature
 from transports.wire import OPEN, TAG_LIMIT, Envelope
 
 
-async def names(p: WirePair) -> None:
+async def names(pair: WirePair) -> None:
     """Two endpoints are two ranks, and their repr says which."""
-    require(p.a.rank != p.b.rank, f"both ends say that they are rank {p.a.rank}")
-    for end in (p.a, p.b):
+    require(pair.a.rank != pair.b.rank, f"both ends say that they are rank {pair.a.rank}")
+    for end in (pair.a, pair.b):
         require(str(end.rank) in repr(end), f"the repr of rank {end.rank} is {end!r}")
     await trio.lowlevel.checkpoint()
 
@@ -43,60 +32,62 @@ async def names(p: WirePair) -> None:
 
 
 @each_size
-async def sizes(p: WirePair, nbytes: int) -> None:
+async def sizes(pair: WirePair, nbytes: int) -> None:
     """Every length arrives intact, by either kind of receive, whichever end comes first.
 
     The sender overwrites its buffer as soon as its send has returned. A delivery's view is flat, read-only bytes, and
     stays intact until its release, which may come twice.
     """
     for loan in (True, False):
-        await p.send(4, nbytes)
-        await p.receive(4, loan=loan)
-        await p.receive(4, nbytes, loan=loan)
-        await p.send(4, nbytes)
+        await pair.send(4, nbytes)
+        await pair.receive(4, loan=loan)
+        await pair.receive(4, nbytes, loan=loan)
+        await pair.send(4, nbytes)
 
 
-async def order_of_sends(p: WirePair) -> None:
+async def order_of_sends(pair: WirePair) -> None:
     """Sends of one tag that wait together arrive in the order of the calls, whatever their sizes and priorities.
 
     An empty message is a message: it is matched in its turn.
     """
-    for i in range(p.scale.messages):
-        await p.send(7, 70_000 - 10_000 * i if i < 8 else (8, 0, 100, 1, 2000)[i % 5], priority=-(i % 8))
-    for i in range(p.scale.messages):
-        await p.receive(7, loan=i % 2 == 0)
-    for nbytes in (max(p.scale.sizes), 8) * 3:  # each as soon as the one before has suspended
-        p.nursery.start_soon(p.sending(8, nbytes))
+    for i in range(pair.scale.messages):
+        # First eight messages of falling length, long ones before short ones; then short and empty ones. Later sends
+        # are more urgent, so that a wire that follows priorities or lengths within a tag is found.
+        await pair.send(7, 70_000 - 10_000 * i if i < 8 else (8, 0, 100, 1, 2000)[i % 5], priority=-(i % 8))
+    for i in range(pair.scale.messages):
+        await pair.receive(7, loan=i % 2 == 0)
+    for nbytes in (max(pair.scale.sizes), 8) * 3:  # each as soon as the one before has suspended
+        pair.nursery.start_soon(pair.make_send(8, nbytes))
         await trio.lowlevel.checkpoint()  # the task has started when this one continues
     for _ in range(6):
-        await p.receive(8)
+        await pair.receive(8)
 
 
-async def order_of_receives(p: WirePair) -> None:
+async def order_of_receives(pair: WirePair) -> None:
     """Receives of one tag that wait together are served in the order of the calls."""
-    lengths = [(1000, 0, 1)[i % 3] for i in range(p.scale.messages)]
+    lengths = [(1000, 0, 1)[i % 3] for i in range(pair.scale.messages)]
     for nbytes in lengths:
-        await p.receive(7, nbytes)
+        await pair.receive(7, nbytes)
     for nbytes in lengths:
-        await p.send(7, nbytes)
+        await pair.send(7, nbytes)
 
 
 @each_size
-async def ends(p: WirePair, nbytes: int) -> None:
+async def ends(pair: WirePair, nbytes: int) -> None:
     """`done` is called once for each request, in the thread of the event loop, and then the request has ended."""
-    received = p.begin_recv(11, bytearray(nbytes), nbytes)
-    sending, lone = p.begin_send(11, make_message(nbytes)), p.begin_recv(12, bytearray(1), 1)
+    received = pair.begin_recv(11, bytearray(nbytes), nbytes)
+    sending, lone = pair.begin_send(11, make_message(nbytes)), pair.begin_recv(12, bytearray(1), 1)
     if received.request is None or lone.request is None:
         raise BrokenPromise("begin_recv returned None, not a Request")
-    with trio.move_on_after(p.scale.patience_s):
+    with trio.move_on_after(pair.scale.patience_s):
         while not (received.request.ended and (sending.request is None or sending.request.ended)):  # noqa: ASYNC110
             await trio.sleep(0.001)  # wires have no event, and a virtual clock moves while all sleep
     lone.request.withdraw()
     every = [each for each in (received, sending, lone) if each.request is not None]
-    with trio.move_on_after(p.scale.patience_s):
+    with trio.move_on_after(pair.scale.patience_s):
         while not all(each.calls for each in every):  # noqa: ASYNC110
             await trio.sleep(0.001)
-    await wait_all_blocked()
+    await pair.wait_all_blocked()
     for each in every:
         has = "" if each.request is not None and each.request.ended else "not "
         require(bool(each.calls), f"done was not called; the request has {has}ended")
@@ -104,25 +95,26 @@ async def ends(p: WirePair, nbytes: int) -> None:
         require(each.calls == [each.thread], "done was called in another thread than the event loop's")
 
 
-async def sends_without_tasks(p: WirePair) -> None:
+async def sends_without_tasks(pair: WirePair) -> None:
     """A message begun by a plain function arrives as it was, though its callback writes there and begins more."""
     lengths: tuple[int, ...] = (8, 0, 70_000, 9, 100)
     for receiver_first in (True, False):
         for nbytes in lengths if receiver_first else ():
-            await p.receive(9, nbytes)
+            await pair.receive(9, nbytes)
         for nbytes in lengths:
-            buffer = bytearray(p.next_message("send", 9, nbytes))
-            if p.a.begin_send(p.b.rank, 9, buffer, priority=2, done=partial(clear, buffer)) is None:
+            buffer = bytearray(pair.next_message("send", 9, nbytes))
+            if pair.a.begin_send(pair.b.rank, 9, buffer, priority=2, done=partial(clear, buffer)) is None:
                 clear(buffer)
-            await wait_all_blocked()
+            await pair.wait_all_blocked()
         for _ in () if receiver_first else lengths:
-            await p.receive(9)
-    lengths = (8, max(p.scale.sizes), 70_000, 1000, 60_000) * 5
+            await pair.receive(9)
+    # Each of these has a tag of its own. The first half is begun now; each that ends begins one of the second half.
+    lengths = (8, max(pair.scale.sizes), 70_000, 1000, 60_000) * 5
     pending, all_ended = set(range(len(lengths))), trio.Event()
 
     def start(i: int) -> None:
-        buffer = bytearray(p.next_message("send", i, lengths[i]))
-        if p.a.begin_send(p.b.rank, i, buffer, priority=i % 3, done=partial(on_end, i, buffer)) is None:
+        buffer = bytearray(pair.next_message("send", i, lengths[i]))
+        if pair.a.begin_send(pair.b.rank, i, buffer, priority=i % 3, done=partial(on_end, i, buffer)) is None:
             on_end(i, buffer, None)
 
     def on_end(i: int, buffer: bytearray, call: Request | None) -> None:
@@ -136,49 +128,49 @@ async def sends_without_tasks(p: WirePair) -> None:
 
     for i in range(len(lengths) // 2):
         start(i)
-    await wait_all_blocked()  # unreceived messages have used up all credit
+    await pair.wait_all_blocked()  # unreceived messages have used up all credit
     for i, nbytes in enumerate(lengths):
-        await p.receiving(i, nbytes)()
+        await pair.make_receive(i, nbytes)()
     await all_ended.wait()
 
 
-async def tags_are_independent(p: WirePair) -> None:
+async def tags_are_independent(pair: WirePair) -> None:
     """A message that nobody receives yet, large or small, does not hold up other tags."""
-    for tag, nbytes in ((1, max(p.scale.sizes)), (2, 8), (3, 8)):
-        await p.send(tag, nbytes)
+    for tag, nbytes in ((1, max(pair.scale.sizes)), (2, 8), (3, 8)):
+        await pair.send(tag, nbytes)
     for tag in (3, 2, 1):
-        await p.receive(tag)
+        await pair.receive(tag)
 
 
-async def many_tags(p: WirePair) -> None:
+async def many_tags(pair: WirePair) -> None:
     """Thousands of tags may be outstanding, and are received in any order."""
-    tags = range(p.scale.tags)
+    tags = range(pair.scale.tags)
     for tag in tags:
-        p.nursery.start_soon(p.sending(tag, 8))
-    await wait_all_blocked()
+        pair.nursery.start_soon(pair.make_send(tag, 8))
+    await pair.wait_all_blocked()
     for tag in random.Random(0).sample(tags, len(tags)):
-        await p.receive(tag)
+        await pair.receive(tag)
 
 
-async def extreme_tags(p: WirePair) -> None:
+async def extreme_tags(pair: WirePair) -> None:
     """Tags reach from 0 to 2**64 - 1, and none is taken for another."""
     tags = [0, 1, 2**31, 2**32, 2**32 + 1, 2**63, TAG_LIMIT - 1]
     for tag in tags:
-        await p.send(tag, 8)
+        await pair.send(tag, 8)
     for tag in reversed(tags):
-        await p.receive(tag)
+        await pair.receive(tag)
 
 
-async def both_directions(p: WirePair) -> None:
+async def both_directions(pair: WirePair) -> None:
     """Large messages of one tag cross in both directions at once."""
-    back = WirePair(p.b, p.a, p.scale, p.nursery)
-    for way in (p, back):
-        await way.send(9, max(p.scale.sizes))
-    for way in (p, back):
+    back = WirePair(pair.b, pair.a, pair.scale, pair.nursery)
+    for way in (pair, back):
+        await way.send(9, max(pair.scale.sizes))
+    for way in (pair, back):
         await way.receive(9)
 
 
-async def kinds_of_buffers(p: WirePair) -> None:
+async def kinds_of_buffers(pair: WirePair) -> None:
     """Every C-contiguous buffer is sent as its bytes and received into: any dtype, any shape, read-only sources."""
     pairs: list[tuple[Buffer, Buffer]] = [
         (b"read-only", bytearray(9)),
@@ -190,31 +182,31 @@ async def kinds_of_buffers(p: WirePair) -> None:
         (np.zeros((0, 3), np.float16), np.zeros((3, 0), np.float64)),
     ]
     for data, out in pairs:
-        p.nursery.start_soon(p.a.send, p.b.rank, 6, data)
-        await p.b.recv_into(p.a.rank, 6, out)
+        pair.nursery.start_soon(pair.a.send, pair.b.rank, 6, data)
+        await pair.b.recv_into(pair.a.rank, 6, out)
         require(np.asarray(data).tobytes() == np.asarray(out).tobytes(), f"sent {data!r}, received {out!r}")
 
 
-async def announcements(p: WirePair) -> None:
+async def announcements(pair: WirePair) -> None:
     """`wait_any` waits for a message of its choices and names the oldest; it takes none, so they can be received.
 
     `announced` names the same message, or, where it cannot know without waiting, none.
     """
-    src, b = p.a.rank, p.b
+    src, b = pair.a.rank, pair.b
     announced: list[Envelope] = []
 
     async def receive_any(*choices: tuple[int, int]) -> None:
         announced.append(await b.wait_any(choices))
 
-    for nbytes in (8, max(p.scale.sizes)):
+    for nbytes in (8, max(pair.scale.sizes)):
         choices, names = [(src, 1), (src, 2)], partial(Envelope, src=src, dst=b.rank, nbytes=nbytes)
         announced.clear()
-        await p.start(partial(receive_any, *choices))
+        await pair.start(partial(receive_any, *choices))
         for tag, expected in ((3, []), (2, [names(tag=2)]), (1, [names(tag=2)])):
-            p.nursery.start_soon(p.sending(tag, nbytes))
+            pair.nursery.start_soon(pair.make_send(tag, nbytes))
             only = await b.wait_any([(src, tag)])
             require(only == names(tag=tag), f"the only message has tag {tag}, and wait_any returned {only}")
-            await wait_all_blocked()
+            await pair.wait_all_blocked()
             require(announced == expected, f"wait_any returned {announced}, not {expected}, as tag {tag} came")
         with assert_checkpoints():
             first = await b.wait_any(choices)
@@ -222,11 +214,11 @@ async def announcements(p: WirePair) -> None:
         at_once = b.announced(choices)
         require(at_once in (None, first), f"wait_any returned {first}, and announced {at_once}")
         for tag in (1, 2, 3):
-            await p.receive(tag)
+            await pair.receive(tag)
     announced.clear()
-    watch = await p.start(partial(receive_any, (src, 1)))
-    await p.receive(1, 8)
-    await p.send(1, 8)
+    watch = await pair.start(partial(receive_any, (src, 1)))
+    await pair.receive(1, 8)
+    await pair.send(1, 8)
     require(not announced, "wait_any returned for a message that a receive had waited for")
     watch.scope.cancel()
 
@@ -234,9 +226,9 @@ async def announcements(p: WirePair) -> None:
 # -- wrong calls, cancelled calls, and calls that need not wait -------------------------------------------------------
 
 
-async def bad_arguments(p: WirePair) -> None:
+async def bad_arguments(pair: WirePair) -> None:
     """Buffers, tags, ranks and lengths that cannot work are rejected at the call, and leave nothing behind."""
-    a, b, scattered, frozen, data = p.a, p.b, np.zeros((4, 4))[:, ::2], np.zeros(4), b"12345678"
+    a, b, scattered, frozen, data = pair.a, pair.b, np.zeros((4, 4))[:, ::2], np.zeros(4), b"12345678"
     frozen.flags.writeable = False
     nobody = max(a.rank, b.rank) + 10**6
     send, into = partial(a.send, b.rank), partial(b.recv_into, a.rank)
@@ -256,37 +248,47 @@ async def bad_arguments(p: WirePair) -> None:
         ),
     ]
     for case, call in wrong:
-        error = await (await p.start(call)).wait()
+        error = await (await pair.start(call)).wait()
         require(isinstance(error, ArgumentError), f"{case} ended with {error!r}; an ArgumentError is promised")
-    await p.send(6, 8)
-    await p.receive(6)
+    await pair.send(6, 8)
+    await pair.receive(6)
 
 
-async def lengths_disagree(p: WirePair) -> None:
+async def lengths_disagree(pair: WirePair) -> None:
     """Both ends raise an error that names both lengths, whichever comes first; the tag works on.
 
     The send of a message that leaves before its receiver is known has no error. The check finds these by trying.
     """
-    for i, nbytes in enumerate(p.scale.lengths):
-        if i and not await _sender_raises(p, nbytes, nbytes - 1, send_first=True, loan=False):
+    for i, nbytes in enumerate(pair.scale.lengths):
+        # The first length is so short that it may leave at once; for longer ones a single trial shows whether they
+        # still do.
+        if i and not await _sender_raises(pair, nbytes, nbytes - 1, send_first=True, loan=False):
             continue
         cases = product((nbytes - 1, nbytes + 1, 0), (True, False), (True, False))
-        raised = [await _sender_raises(p, nbytes, expected, send_first=f, loan=loan) for expected, f, loan in cases]
-        await p.send(3, 8)
-        await p.receive(3)
+        raised = [await _sender_raises(pair, nbytes, expected, send_first=f, loan=loan) for expected, f, loan in cases]
+        await pair.send(3, 8)
+        await pair.receive(3)
         if all(raised):
             return
 
 
-async def _sender_raises(p: WirePair, sent_bytes: int, expected_bytes: int, *, send_first: bool, loan: bool) -> bool:
-    """Let two ends name different lengths, and require their errors; False if the message had left its sender."""
-    send = partial(p.a.send, p.b.rank, 3, bytes(sent_bytes))
-    calls: list[Call] = [send, partial(p.take, 3, expected_bytes, loan=loan)]
-    ends = [await p.start(call) for call in (calls if send_first else calls[::-1])]
+async def _sender_raises(pair: WirePair, sent_bytes: int, expected_bytes: int, *, send_first: bool, loan: bool) -> bool:
+    """Let two ends name different lengths, and require their errors; False if the message had left its sender.
+
+    Args:
+        pair: The two wires.
+        sent_bytes: Length that the sender names.
+        expected_bytes: Length that the receiver names.
+        send_first: Whether the send is begun before the receive.
+        loan: Whether the receive has no buffer.
+    """
+    send = partial(pair.a.send, pair.b.rank, 3, bytes(sent_bytes))
+    calls: list[Call] = [send, partial(pair.take, 3, expected_bytes, loan=loan)]
+    ends = [await pair.start(call) for call in (calls if send_first else calls[::-1])]
     sender, receiver = ends if send_first else ends[::-1]
     for who, end in (("receiver", receiver), ("sender", sender)):
         error, end_text = await end.wait(), f"the {who}, with {sent_bytes} bytes sent, {expected_bytes} expected, got"
-        if who == "sender" and error is None and await _leaves_unreceived(p, sent_bytes):
+        if who == "sender" and error is None and await _leaves_unreceived(pair, sent_bytes):
             return False
         if not isinstance(error, LengthMismatchError):
             raise BrokenPromise(f"{end_text} {error!r}; a LengthMismatchError is promised")
@@ -295,29 +297,29 @@ async def _sender_raises(p: WirePair, sent_bytes: int, expected_bytes: int, *, s
     return True
 
 
-async def _leaves_unreceived(p: WirePair, nbytes: int) -> bool:
+async def _leaves_unreceived(pair: WirePair, nbytes: int) -> bool:
     """Return whether a send of this length ends although nobody receives."""
-    with trio.move_on_after(p.scale.patience_s) as waiting:
-        await p.sending(5, nbytes)()
+    with trio.move_on_after(pair.scale.patience_s) as waiting:
+        await pair.make_send(5, nbytes)()
     if waiting.cancelled_caught:
-        p.drop_message(5)
+        pair.drop_message(5)
     else:
-        await p.receive(5)
+        await pair.receive(5)
     return not waiting.cancelled_caught
 
 
-async def checkpoints(p: WirePair) -> None:
+async def checkpoints(pair: WirePair) -> None:
     """Every call is a checkpoint, also when the other end is already there."""
     for loan in (True, False):
-        await p.receive(2, 8, loan=loan)
+        await pair.receive(2, 8, loan=loan)
         with assert_checkpoints():
-            await p.a.send(p.b.rank, 2, p.next_message("send", 2, 8))
-        await p.send(2, 8)
+            await pair.a.send(pair.b.rank, 2, pair.next_message("send", 2, 8))
+        await pair.send(2, 8)
         with assert_checkpoints():
-            await p.receive(2, loan=loan)
+            await pair.receive(2, loan=loan)
 
 
-async def cancelled_at_the_call(p: WirePair) -> None:
+async def cancelled_at_the_call(pair: WirePair) -> None:
     """A call in a cancelled scope raises Cancelled and does nothing, also when the other end is already there."""
 
     async def cancel(call: Call, who: str) -> None:
@@ -326,40 +328,46 @@ async def cancelled_at_the_call(p: WirePair) -> None:
             await call()
         require(scope.cancelled_caught, f"{who} did not notice that it was cancelled")
 
-    await p.receive(2, 8)
-    await cancel(partial(p.a.send, p.b.rank, 2, b"no such!"), "send")
-    await p.send(2, 8)
+    tag, nbytes = 2, 8
+    # a receive waits already, so that the send could match it at once
+    await pair.receive(tag, nbytes)
+    await cancel(partial(pair.a.send, pair.b.rank, tag, b"no such!"), "send")
+    # the receive was not consumed: it gets the next message, whose bytes it checks
+    await pair.send(tag, nbytes)
     for loan in (True, False):
-        await p.send(2, 8)
-        await cancel(partial(p.take, 2, 8, loan=loan), "a receive")
-        await p.receive(2)
+        # a message waits already; the cancelled receive must leave it to the next one
+        await pair.send(tag, nbytes)
+        await cancel(partial(pair.take, tag, nbytes, loan=loan), "a receive")
+        await pair.receive(tag)
 
 
-async def cancelled_before_match(p: WirePair) -> None:
+async def cancelled_before_match(pair: WirePair) -> None:
     """A call that is cancelled while it waits for its other end is withdrawn; the next one takes its place."""
     for loan in (True, False):
-        (await p.start(partial(p.take, 2, 8, loan=loan))).scope.cancel()
-        await wait_all_blocked()
-    for nbytes in p.scale.lengths:
-        first = await p.start(p.sending(2, nbytes))
+        (await pair.start(partial(pair.take, 2, 8, loan=loan))).scope.cancel()
+        await pair.wait_all_blocked()
+    for nbytes in pair.scale.lengths:
+        first = await pair.start(pair.make_send(2, nbytes))
         first.scope.cancel()
         withdrawn = await first.wait() is not None
         if withdrawn:
-            p.drop_message(2)
-        await p.send(2, nbytes)
+            pair.drop_message(2)
+        await pair.send(2, nbytes)
+        # A message that had left despite the cancellation arrives, too: then two are received. Longer lengths are tried
+        # until one is withdrawn.
         for _ in range(2 - withdrawn):
-            await p.receive(2)
+            await pair.receive(2)
         if withdrawn:
             return
 
 
-async def cancelled_after_match(p: WirePair) -> None:
+async def cancelled_after_match(pair: WirePair) -> None:
     """A sender that is cancelled while its message is on loan waits for the release, and its send succeeds."""
-    for nbytes in (8, max(p.scale.sizes)):
-        sender, message = await p.start(p.sending(2, nbytes)), p.next_message("receive", 2, None)
-        with await p.b.recv(p.a.rank, 2, nbytes) as delivery:
+    for nbytes in (8, max(pair.scale.sizes)):
+        sender, message = await pair.start(pair.make_send(2, nbytes)), pair.next_message("receive", 2, None)
+        with await pair.b.recv(pair.a.rank, 2, nbytes) as delivery:
             sender.scope.cancel()
-            await wait_all_blocked()
+            await pair.wait_all_blocked()
             require(delivery.view == message, "the send returned while its memory was on loan")
         error = await sender.wait()
         require(error is None, f"the message was received, but its send ended with {error!r}")
@@ -367,16 +375,28 @@ async def cancelled_after_match(p: WirePair) -> None:
 
 # -- signatures are compared where messages meet, and say what a message is -------------------------------------------
 
-# Two calls that differ in the last part, and one that leaves it open. The texts are of any bytes, the longest at most.
-_FIVE = PlainSignature(7 << 40 | 1 << 20 | 5, b"five" + bytes(range(256 - TEXT_BYTES + 4, 256)))
-_SIX = PlainSignature(7 << 40 | 1 << 20 | 6, b"\0six\0")
-_ANY = PlainSignature(7 << 40 | 1 << 20, b"")
+_TAG = 21  # of all messages below
+_NEXT_BYTES = 4  # length of the message after one that has failed
+# Signatures of two calls that differ in the last part, and one that leaves it open. The texts are of any bytes; that of
+# call 5 is as long as a text may be.
+_CALL_5 = PlainSignature(7 << 40 | 1 << 20 | 5, b"five" + bytes(range(256 - TEXT_BYTES + 4, 256)))
+_CALL_6 = PlainSignature(7 << 40 | 1 << 20 | 6, b"\0six\0")
+_ANY_CALL = PlainSignature(7 << 40 | 1 << 20, b"")
 
 
-async def _both(send: Callable[[], Begun], receive: Callable[[], Begun], *, send_first: bool) -> tuple[Begun, Begun]:
-    """Begin both ends of a message, one of them first; wait for them, and return them."""
+async def _run_both_ends(
+    pair: WirePair, send: Callable[[], Begun], receive: Callable[[], Begun], *, send_first: bool
+) -> tuple[Begun, Begun]:
+    """Begin both ends of a message, one of them first, and wait for them; return the send and the receive.
+
+    Args:
+        pair: The two wires.
+        send: Begins the send.
+        receive: Begins the receive.
+        send_first: Whether the send is begun first.
+    """
     first = (send if send_first else receive)()
-    await wait_all_blocked()
+    await pair.wait_all_blocked()
     second = (receive if send_first else send)()
     sent, received = (first, second) if send_first else (second, first)
     await received.wait()
@@ -385,51 +405,56 @@ async def _both(send: Callable[[], Begun], receive: Callable[[], Begun], *, send
 
 
 @each_size
-async def signatures_agree(p: WirePair, nbytes: int) -> None:
+async def signatures_agree(pair: WirePair, nbytes: int) -> None:
     """Messages whose signatures are equal, or open on one side, arrive, the sender or the receiver first."""
     message, case = make_message(nbytes), f"{nbytes} bytes of one call"
-    for mine, theirs in ((_FIVE, _FIVE), (_FIVE, _ANY), (_ANY, _SIX), (None, _SIX), (_FIVE, None)):
+    equal, open_ = ((_CALL_5, _CALL_5),), ((_CALL_5, _ANY_CALL), (_ANY_CALL, _CALL_6), (None, _CALL_6), (_CALL_5, None))
+    for mine, theirs in equal + open_:
         out = bytearray(nbytes)
-        ends = partial(p.begin_send, 21, message, theirs), partial(p.begin_recv, 21, out, nbytes, signature=mine)
-        for end in await _both(*ends, send_first=bool(nbytes % 2)):
+        ends = (
+            partial(pair.begin_send, _TAG, message, theirs),
+            partial(pair.begin_recv, _TAG, out, nbytes, signature=mine),
+        )
+        for end in await _run_both_ends(pair, *ends, send_first=bool(nbytes % 2)):  # either order, by the length
             require(await end.wait() is None, f"{case}: {await end.wait()!r}")
         require(out == message, f"{case}: other bytes than those sent")
 
 
 @each_size
-async def signatures_differ(p: WirePair, nbytes: int) -> None:
+async def signatures_differ(pair: WirePair, nbytes: int) -> None:
     """Both ends that wait fail with the other's signature, whatever the lengths; the next message arrives."""
     for expected_bytes, send_first in ((nbytes, True), (nbytes, False), (nbytes + 1, True), (OPEN, False)):
         out = None if expected_bytes == OPEN else bytearray(expected_bytes)
-        send = partial(p.begin_send, 21, make_message(nbytes), _SIX)
-        receive = partial(p.begin_recv, 21, out, expected_bytes, signature=_FIVE)
-        sent, received = await _both(send, receive, send_first=send_first)
-        for who, end, other in (("receiver", received, _SIX), ("sender", sent, _FIVE)):
+        send = partial(pair.begin_send, _TAG, make_message(nbytes), _CALL_6)
+        receive = partial(pair.begin_recv, _TAG, out, expected_bytes, signature=_CALL_5)
+        sent, received = await _run_both_ends(pair, send, receive, send_first=send_first)
+        for who, end, other in (("receiver", received, _CALL_6), ("sender", sent, _CALL_5)):
             error, end_text = await end.wait(), f"the {who} of {nbytes} bytes"
-            if who == "sender" and error is None:  # it may have left before
+            if who == "sender" and error is None:  # on some wires a send succeeds before it meets its receive
                 continue
             if not isinstance(error, SignatureMismatchError) or end.request is None:
                 raise BrokenPromise(f"{end_text}, of another call, ended with {error!r}")
             seen = end.request.theirs
             require(error.theirs == seen == other, f"{end_text} got the signature {seen!r}, not {other!r}")
-        p.nursery.start_soon(p.sending(21, 4))
-        await p.receive(21)
+        pair.nursery.start_soon(pair.make_send(_TAG, _NEXT_BYTES))
+        await pair.receive(_TAG)
 
 
-async def signatures_of_many_calls(p: WirePair) -> None:
+async def signatures_of_many_calls(pair: WirePair) -> None:
     """Each message is delivered with its own signature, though there are more of them than a wire may remember."""
     for number in range(1, 5000):
         signature = PlainSignature(number << 40, b"call %d" % number)
-        receive = partial(p.begin_recv, 21, bytearray(1), OPEN if number % 100 == 0 else 1, signature=signature)
+        # Every 100th receive is of any length, and two in three are begun before their send.
+        receive = partial(pair.begin_recv, _TAG, bytearray(1), OPEN if number % 100 == 0 else 1, signature=signature)
         received = receive() if number % 3 else None
-        sent = p.begin_send(21, b"x", signature)
+        sent = pair.begin_send(_TAG, b"x", signature)
         error = await (received or receive()).wait()
         require(error is None, f"call {number}: {error!r}")
         await sent.wait()
 
 
 @each_size
-async def any_length(p: WirePair, nbytes: int) -> None:
+async def any_length(pair: WirePair, nbytes: int) -> None:
     """A receive of any length learns length and signature where it meets its message, which it gets whole."""
     message, case, envelopes = make_message(nbytes), f"{nbytes} bytes of any length", list[tuple[int, object]]()
 
@@ -439,16 +464,16 @@ async def any_length(p: WirePair, nbytes: int) -> None:
 
     for loans in (True, False):
         memory = bytearray(nbytes)
-        sending = p.begin_send(21, message, _SIX)
+        sending = pair.begin_send(_TAG, message, _CALL_6)
         if nbytes % 2:
-            await wait_all_blocked()
-        begun = p.begin_recv(21, None, OPEN, signature=_ANY, allocate=None if loans else allocate)
+            await pair.wait_all_blocked()
+        begun = pair.begin_recv(_TAG, None, OPEN, signature=_ANY_CALL, allocate=None if loans else allocate)
         error, received = await begun.wait(), begun.request
         if error is not None or received is None:
             raise BrokenPromise(f"{case}: {error!r}")
-        require(received.theirs == _SIX, f"the signature of the sender is {received.theirs!r}, not {_SIX!r}")
+        require(received.theirs == _CALL_6, f"the signature of the sender is {received.theirs!r}, not {_CALL_6!r}")
         require(received.nbytes == nbytes, f"the length is {received.nbytes}, not {nbytes}")
-        require(loans or envelopes == [(nbytes, _SIX)], f"allocate was called with {envelopes}")
+        require(loans or envelopes == [(nbytes, _CALL_6)], f"allocate was called with {envelopes}")
         if loans:
             with received.delivery() as delivery:
                 memory[:] = delivery.view
@@ -457,18 +482,22 @@ async def any_length(p: WirePair, nbytes: int) -> None:
 
 
 @each_size
-async def any_length_refused(p: WirePair, nbytes: int) -> None:
-    """A receive of any length whose memory cannot be made ends with that error; its sender ends, the next arrives."""
+async def no_memory_for_any_length(pair: WirePair, nbytes: int) -> None:
+    """If the memory for a receive of any length cannot be made, the receive fails with the error of `allocate`.
+
+    Its sender ends, and the next message arrives.
+    """
 
     def allocate(_: Request) -> Buffer:
         raise MemoryError("as the check wants it")
 
-    send = partial(p.begin_send, 21, make_message(nbytes), _SIX)
-    _, received = await _both(send, partial(p.begin_recv, 21, None, OPEN, allocate=allocate), send_first=True)
+    send = partial(pair.begin_send, _TAG, make_message(nbytes), _CALL_6)
+    receive = partial(pair.begin_recv, _TAG, None, OPEN, allocate=allocate)
+    _, received = await _run_both_ends(pair, send, receive, send_first=True)
     error = await received.wait()
     require(isinstance(error, MemoryError), f"without memory for {nbytes} bytes, the receive ended with {error!r}")
-    p.nursery.start_soon(p.sending(21, 4))
-    await p.receive(21)
+    pair.nursery.start_soon(pair.make_send(_TAG, _NEXT_BYTES))
+    await pair.receive(_TAG)
 
 
 #: Every rule, in the order in which `check_transport` tries them.
@@ -476,5 +505,5 @@ RULES: tuple[Rule, ...] = (
     names, sizes, order_of_sends, order_of_receives, ends, sends_without_tasks, tags_are_independent,
     many_tags, extreme_tags, both_directions, kinds_of_buffers, bad_arguments, lengths_disagree, checkpoints,
     cancelled_at_the_call, cancelled_before_match, cancelled_after_match, announcements,
-    signatures_agree, signatures_differ, signatures_of_many_calls, any_length, any_length_refused,
+    signatures_agree, signatures_differ, signatures_of_many_calls, any_length, no_memory_for_any_length,
 )  # fmt: skip

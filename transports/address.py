@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from transports.failures import TransportError
+from transports.failures import REPORT_BUG, TransportError
 
 #: How many rails there may be to one process.
 RAILS_LIMIT = 64
@@ -35,12 +35,16 @@ class PeerAddress:
             ip_address(address)
 
     def pack(self) -> bytes:
-        """Return the address as bytes for `unpack`."""
+        """Encode the address; `unpack` decodes it."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
     def unpack(cls, packed: bytes, member: int) -> PeerAddress:
-        """Return the address of another process from its bytes.
+        """Decode the address of another process.
+
+        Args:
+            packed: Result of `pack` in that process.
+            member: Index of that process, for the error.
 
         Raises:
             TransportError: The bytes are no address.
@@ -48,15 +52,13 @@ class PeerAddress:
         try:
             return msgspec.msgpack.decode(packed, type=cls)
         except msgspec.DecodeError as error:
-            raise TransportError(
-                f"process {member} sent no valid address: {error}; this is a bug in overlap, please report it"
-            ) from error
+            raise TransportError(f"process {member} sent no valid address: {error}; {REPORT_BUG}") from error
 
     def may_part(self, peer: PeerAddress) -> bool:
-        """Whether a single connection between two processes may end before they do; the same on both sides.
+        """Whether a connection to `peer` may end while both processes live; both sides get the same answer.
 
-        A Unix socket may not: it lives in the memory of its host. Nor may TCP from an address to itself within one
-        network namespace, which uses no wire. `lasting` on either side overrides that.
+        False for a Unix socket, which uses no network. False, too, for TCP inside one host if both processes have the
+        same address on their first rail, unless one of the two has `lasting`.
         """
         if not self.host or self.host != peer.host:
             return True
@@ -65,9 +67,9 @@ class PeerAddress:
 
 
 def host_identity() -> str:
-    """Return the identity that processes must share to reach each other's Unix sockets: boot, namespace, user.
+    """Return a text that two processes have in common if they can reach each other's Unix sockets; "" if unknown.
 
-    It is empty if it is unknown.
+    It consists of the boot of the host, the network namespace and the user.
     """
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -32,14 +32,15 @@ class Transport(ABC):
     peers: tuple[int, ...]
 
     def shares_memory(self, ranks: Sequence[int]) -> bool:
-        """Return whether every two of some ranks can read each other's memory at no cost.
+        """Return whether any two of the ranks can read each other's memory at no cost.
 
-        This default returns False, as do wrappers that emulate or damage a wire: a short cut would lead around them.
+        If True, callers copy between the ranks' arrays and send no messages. This default returns False. So do wrappers
+        that emulate or damage a wire: they would not see such copies.
         """
         return False
 
     def board(self, key: int, ranks: Sequence[int]) -> Board | None:
-        """Return the shared memory of some ranks in several processes of one host; None if they share none.
+        """Return the board of a group: memory that its ranks, in several processes of one host, share. None: no board.
 
         This default returns None, as do wrappers that emulate or damage a wire.
 
@@ -50,25 +51,26 @@ class Transport(ABC):
         return None
 
     def loan(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
-        """Return memory that other processes of the host map, and its release; None: there is none.
+        """Return memory of `nbytes` that other processes of the host can read, and a function that releases the memory.
 
-        Any thread may call it and release the memory, at any time; the release does nothing in a forked process. This
-        default returns None.
+        None if there is no such memory, as by default. Any thread may call this, and the release. In a forked process
+        the release does nothing.
         """
         return None
 
     def spans_hosts(self, ranks: Sequence[int]) -> bool:
-        """Return whether some ranks live on different hosts, joined by a wire that is slower than a processor.
+        """Return whether this transport joins some of the ranks over a network, because they live on different hosts.
 
-        All processes of the ranks return the same. This default returns False.
+        The answer is the same in all processes of the ranks. This default returns False.
         """
         return False
 
     @property
-    def socket_placement(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each process, if sockets join all processes of the world, inside a host as well; else empty.
+    def ranks_joined_by_sockets(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each process, if sockets join all processes of the world, even those of one host; else empty.
 
-        All processes return the same. This default is empty.
+        The prices of collectives use it: between processes that only sockets join, messages cost as much as between
+        hosts. The value is the same in all processes. This default is empty.
         """
         return ()
 
@@ -81,7 +83,7 @@ class Transport(ABC):
         """
 
     def lose(self, ranks: Sequence[int], reason: str) -> None:  # noqa: B027 - some wires notice by themselves
-        """Give up ranks of other processes that are known to be lost: calls that wait for them fail now.
+        """Fail the calls that wait for some ranks of other processes, because these processes are known to be lost.
 
         Args:
             ranks: All ranks of the lost processes.
@@ -90,9 +92,9 @@ class Transport(ABC):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Self]:
-        """Keep the transport open for the length of an ``async with``; background tasks, if any, live inside.
+        """Keep the transport open for the length of an ``async with``; background tasks, if any, run within it.
 
-        This default yields the transport, and closes it at the end, whatever was cancelled.
+        This default yields the transport. At the end it closes the transport, even if the block was cancelled.
         """
         try:
             yield self
@@ -101,7 +103,7 @@ class Transport(ABC):
                 await self.aclose()
 
     async def aclose(self) -> None:
-        """Close this end: pending operations and later calls raise `TransportClosedError`. Twice is harmless."""
+        """Close this end: pending operations and later calls raise `TransportClosedError`. It may be called twice."""
         await trio.lowlevel.checkpoint()
 
     def __repr__(self) -> str:

@@ -34,10 +34,10 @@ def as_bytes(data: Buffer, *, name: str = "data", writable: bool = False) -> mem
     Args:
         data: Any C-contiguous buffer.
         name: Argument name for the error message.
-        writable: Whether the bytes are going to be written.
+        writable: Whether the caller will write into the bytes.
 
     Raises:
-        ArgumentError: No buffer, not C-contiguous, or read-only though ``writable``.
+        ArgumentError: The object is no buffer, not C-contiguous, or read-only although `writable` is set.
     """
     if type(data) is memoryview and data.format == "B" and data.ndim == 1 and data.c_contiguous:
         view = data  # the usual argument; the rest would take longer than sending a byte
@@ -53,12 +53,12 @@ def as_bytes(data: Buffer, *, name: str = "data", writable: bool = False) -> mem
 
 def _flatten(data: Buffer) -> memoryview:
     """View any C-contiguous buffer as flat bytes, also numpy dtypes that `memoryview` cannot name."""
-    if isinstance(data, np.ndarray) and data.dtype is not _BYTE and data.flags.c_contiguous:
-        # numpy can view dtypes that memoryview cannot name, and refuses arrays of objects, which hold no data
-        data = data.reshape(-1).view(_BYTE)
-    shaped = data if isinstance(data, np.ndarray) and data.dtype is not _BYTE else memoryview(cast("_Buffer", data))
-    if isinstance(shaped, np.ndarray) or not shaped.c_contiguous:
+    shaped = np.asarray(data) if isinstance(data, np.ndarray) else memoryview(data)
+    if not (shaped.flags if isinstance(shaped, np.ndarray) else shaped).c_contiguous:
         raise BufferError(f"not C-contiguous (shape {shaped.shape}, strides {shaped.strides}); copy it first")
+    if isinstance(shaped, np.ndarray):
+        # numpy can view dtypes that memoryview cannot name, and refuses arrays of objects, which hold no data
+        return memoryview(cast("_Buffer", shaped.reshape(-1).view(_BYTE)))
     if shaped.format == "B" and shaped.ndim == 1:
         return shaped
     if shaped.nbytes:
@@ -70,9 +70,13 @@ def _flatten(data: Buffer) -> memoryview:
 class Delivery:
     """A received message on loan: ``view`` may be read until ``release()``.
 
-    Within a process the view is the sender's own buffer and the sender stays suspended until the release, so release
-    soon and always: use it in a ``with`` statement. The send fails if the delivery is dropped instead. Releasing twice
-    is harmless. Call it from the Trio thread; worker threads that read the view must have finished.
+    Within a process the view is the sender's own buffer, and the sender waits for the release. So release soon and
+    always: use the delivery in a ``with`` statement. If a delivery is dropped without a release, the send fails. A
+    second release does nothing. Call `release` in the Trio thread, after worker threads have finished reading the view.
+
+    Args:
+        view: The bytes, read-only.
+        finish: Called once, at the first release; None: nothing is called.
 
     Attributes:
         view: The bytes, read-only. Reading it after the release raises ``ValueError``; arrays made from it cannot
@@ -94,6 +98,7 @@ class Delivery:
 
     def release(self) -> None:
         """End the loan: the owner may use the memory again."""
+        # taken out first, so that a second release, even one within `finish`, does nothing
         finish, self._finish = self._finish, None
         with suppress(BufferError):  # an array holds the view open, and is not read any more
             self.view.release()
@@ -110,14 +115,21 @@ class Delivery:
 
 
 class BounceBuffers:
-    """Memory for long messages that are received without a buffer, used again without clearing it."""
+    """A pool of memory for long messages that are received without a buffer.
+
+    Args:
+        keep_bytes: Bytes of free buffers that are kept at most.
+    """
 
     def __init__(self, keep_bytes: int = KEEP_BYTES) -> None:
         self._free: defaultdict[int, list[memoryview]] = defaultdict(list)
-        self._room_bytes = keep_bytes  # bytes that may be kept besides those that are kept
+        self._room_bytes = keep_bytes  # bytes of free buffers that may still be added to the pool
 
     def take(self, nbytes: int) -> memoryview:
-        """Return a buffer of at least `nbytes`. Callers pass the receiver's size, never one that a peer has sent."""
+        """Return a buffer of at least `nbytes`: the next power of two.
+
+        For example, 5 bytes get a buffer of 8. The content is arbitrary.
+        """
         size = 1 << max(nbytes - 1, 0).bit_length()  # few sizes serve all; untouched pages take no memory
         free = self._free[size]
         if not free:
@@ -126,7 +138,8 @@ class BounceBuffers:
         return free.pop()
 
     def release(self, buffer: memoryview) -> None:
-        """Keep a buffer for the next message of its size, up to `keep_bytes` in total."""
+        """Put a buffer of `take` back into the pool, unless the pool would exceed `keep_bytes`."""
+        # a buffer that finds no room is dropped, and the interpreter frees it
         if buffer.nbytes <= self._room_bytes:
             self._room_bytes -= buffer.nbytes
             self._free[buffer.nbytes].append(buffer)

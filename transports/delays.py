@@ -16,10 +16,10 @@ _THREADS = Path("/proc/self/task")
 
 
 def read_delays() -> dict[str, int]:
-    """Return for each thread of this process the nanoseconds in which it could run, and waited for a processor.
+    """Return by thread id the nanoseconds that each thread of this process was ready to run and waited for a processor.
 
-    Linux counts them: Documentation/scheduler/sched-stats.rst, "/proc/<pid>/schedstat". Elsewhere there are none. The
-    cost is 9 us per thread.
+    Linux counts them: Documentation/scheduler/sched-stats.rst, "/proc/<pid>/schedstat". On other systems the result is
+    empty. The call takes 9 us per thread.
     """
     delays: dict[str, int] = {}
     with suppress(OSError):
@@ -32,10 +32,10 @@ def read_delays() -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """An instant of this process, for a limit of its own time.
+    """An instant, to measure the own time of this process between two instants.
 
-    Own time is wall time less the delay of the most delayed thread: without the load, no thread would have been late
-    by more. Where the system counts no delays, own time is wall time.
+    Own time is wall time less the time that the most delayed thread waited for a processor, see `read_delays`. So a
+    busy host does not use up a limit of own time. Where the system counts no delays, own time is wall time.
     """
 
     wall_ns: int  # On any clock that does not go back
@@ -43,13 +43,21 @@ class Instant:
 
     @classmethod
     def now(cls, now_ns: Callable[[], int] = monotonic_ns) -> Instant:
-        """Return the present instant, without the delay of this thread: it watches, and nothing waits for it."""
+        """Return the present instant, without the delay of the calling thread.
+
+        The caller watches other threads, and no other thread waits for it.
+
+        Args:
+            now_ns: The clock to read, in nanoseconds.
+        """
         delays_ns = read_delays()
         delays_ns.pop(str(get_native_id()), None)
         return cls(now_ns(), delays_ns)
 
     def since(self, earlier: Instant) -> float:
         """Return the seconds of own time since an earlier instant.
+
+        Here 10 s of wall time passed, in which thread 1 was delayed by 3 s and thread 2 by 4 s:
 
         >>> began = Instant(10_000_000_000, {"1": 0, "2": 2_000_000_000})
         >>> Instant(20_000_000_000, {"1": 3_000_000_000, "2": 6_000_000_000}).since(began)
@@ -61,8 +69,11 @@ class Instant:
 
 @contextmanager
 def limit_own_time(seconds: float) -> Iterator[trio.CancelScope]:
-    """Cancel the block after that many seconds of own time, and go on after it, as `trio.move_on_after` does."""
-    began = _instant_of_loop()
+    """Cancel the block after that many seconds of own time, and continue behind it, as `trio.move_on_after` does.
+
+    Own time is wall time less the delays of the threads of this process, see `Instant`.
+    """
+    began = _now_on_trio_clock()
     block, watching = trio.CancelScope(), trio.CancelScope()
 
     async def cancel_block() -> None:
@@ -71,9 +82,11 @@ def limit_own_time(seconds: float) -> Iterator[trio.CancelScope]:
             left_s = seconds
             while left_s > 0:
                 await trio.sleep_until(trio.current_time() + left_s)
-                left_s = seconds - _instant_of_loop().since(began)
+                # part of the time may have been delay: then own time is still left, and the task sleeps again
+                left_s = seconds - _now_on_trio_clock().since(began)
             block.cancel()
 
+    # A system task, because a nursery around the caller's block would wrap the errors of the block in groups.
     trio.lowlevel.spawn_system_task(cancel_block)
     try:
         with block:
@@ -82,6 +95,9 @@ def limit_own_time(seconds: float) -> Iterator[trio.CancelScope]:
         watching.cancel()
 
 
-def _instant_of_loop() -> Instant:
-    """Return the present instant on Trio's clock, with the delay of this thread: the block needs it, too."""
+def _now_on_trio_clock() -> Instant:
+    """Return the present instant on Trio's clock.
+
+    Unlike `Instant.now`, it counts the delay of the calling thread, too, because the limited block runs in this thread.
+    """
     return Instant(round(trio.current_time() * 1e9), read_delays())

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from transports.failures import ArgumentError
@@ -28,11 +27,11 @@ Exchange: TypeAlias = Callable[[str, bytes], Awaitable[list[bytes]]]
 
 
 def _ignore_line(line: str) -> None:
-    pass
+    """Ignore a line; the default of `report` and `note`."""
 
 
 def spare_none() -> Collection[int]:
-    """Return no process: a transport with this default of `spared` joins all processes itself."""
+    """Return no process; the default of `spared`, with which a transport joins all processes itself."""
     return ()
 
 
@@ -42,7 +41,7 @@ class Bootstrap(Identity):
 
     members: int = field(init=False)  # Number of processes, the length of `placement`
     placement: Sequence[Sequence[int]]  # The ranks of each process, by index
-    exchange: Exchange  # All-gather among the processes, for their addresses
+    exchange: Exchange  # All-gather among the processes, by which they send each other their addresses
     host: str = "127.0.0.1"  # Address of this machine at which the other processes reach it
     # The user's options by name, such as ``rails``, ``peer_direct``, ``unix``; a transport ignores options that it
     # does not have.
@@ -51,14 +50,15 @@ class Bootstrap(Identity):
     report: Callable[[str], None] = _ignore_line
     # Records an event for the timeline the moment it happens, such as the loss of a connection.
     note: Callable[[str], None] = _ignore_line
-    # Processes that another transport reaches, asked when this one is opened; both processes of a pair answer alike.
-    # This transport need not join them.
+    # Returns the processes that this transport need not join, because another transport reaches them. Called when this
+    # transport is opened; both processes of a pair must return the same about their pair.
     spared: Callable[[], Collection[int]] = spare_none
     # Whether the control plane detects lost processes. A transport must not take silence for a loss then: a program
     # may keep its event loop busy for as long as it wants.
     watched: bool = False
 
     def __post_init__(self) -> None:
+        # the class is frozen
         object.__setattr__(self, "members", len(self.placement))
 
     @property
@@ -68,7 +68,7 @@ class Bootstrap(Identity):
 
     @property
     def between_processes(self) -> dict[str, Any]:
-        """The arguments that transports between processes share, by name."""
+        """Keyword arguments for the constructors of transports between processes: those that all of them have."""
         names = ("member", "placement", "secret", "exchange", "job", "epoch", "report")
         return {name: getattr(self, name) for name in names}
 
@@ -83,14 +83,12 @@ GROUP = "overlap.transports"
 
 
 # A table of modules: a search for entry points takes 40 ms, which a program without such packages should not pay.
-_BUILT_IN: Mapping[str, str] = MappingProxyType(
-    {
-        "efa": "transports.efa",
-        "neuronlink": "transports.neuronlink",
-        "shared_memory": "transports.shared_memory",
-        "sockets": "transports.efa",
-    }
-)
+_BUILT_IN: Mapping[str, str] = {
+    "efa": "transports.efa",
+    "neuronlink": "transports.neuronlink",
+    "shared_memory": "transports.shared_memory",
+    "sockets": "transports.efa",
+}
 
 
 class UnknownTransportError(ArgumentError):
@@ -98,14 +96,14 @@ class UnknownTransportError(ArgumentError):
 
 
 def names() -> tuple[str, ...]:
-    """Return every name that `find` knows: built-in ones first, then entry points in alphabetical order."""
+    """Return every name that `find` accepts: built-in ones, then those of other packages in alphabetical order."""
     return (*_BUILT_IN, *sorted(set(_find_entry_points()) - set(_BUILT_IN)))
 
 
 def check(name: str) -> None:
     """Raise `UnknownTransportError`, which lists the known names, unless there is a transport of this name."""
     if name not in _BUILT_IN and name not in _find_entry_points():
-        raise UnknownTransportError(f"{name!r} is unknown; known are {', '.join(names())}")
+        raise UnknownTransportError(f"{name!r} is an unknown transport; known are {', '.join(names())}")
 
 
 def find(name: str) -> Factory:
@@ -123,20 +121,20 @@ def find(name: str) -> Factory:
 
 
 def _load_entry(entry: EntryPoint) -> Factory:
-    """Import the factory of an entry point; `UnknownTransportError` if that fails or it cannot be called."""
+    """Import the factory of an entry point; `UnknownTransportError` if that fails, or if the object is no function."""
     try:
         factory: Factory = entry.load()
     except Exception as error:  # the import of another package may raise anything
         package = entry.dist.name if entry.dist is not None else entry.value
-        raise UnknownTransportError(
-            f"{entry.name!r} cannot be loaded from {package} ({entry.value}): {error!r}; is one of its extras missing?"
-        ) from error
+        reason = f"{entry.name!r} cannot be loaded from {package} ({entry.value}): {error!r}"
+        raise UnknownTransportError(f"{reason}; is one of its extras missing?") from error
     if not callable(factory):
         raise UnknownTransportError(f"{entry.name!r} ({entry.value}) is {factory!r}; a factory is called")
     return factory
 
 
 def _find_entry_points() -> dict[str, EntryPoint]:
+    """Return the entry points of installed packages, by name."""
     from importlib.metadata import entry_points
 
     return {entry.name: entry for entry in entry_points(group=GROUP)}

@@ -8,6 +8,10 @@ if TYPE_CHECKING:
     from transports.signature import PlainSignature
 
 
+#: Advice after the message of an error that no user can have caused.
+REPORT_BUG = "this is a bug in overlap, please report it"
+
+
 class TransportError(Exception):
     """A failure between two ranks; the subclass names the party at fault.
 
@@ -22,11 +26,11 @@ class TransportError(Exception):
         `- TransportClosedError   the owner: this end has been closed
 
     Attributes:
-        reason: The event, without the envelope.
+        reason: The message of the error, without the ranks and the tag, which `str` puts before it.
         src: Sending rank, if known.
         dst: Receiving rank, if known.
         tag: Tag of the message, if known.
-        operation: Name of the operation that the message is a part of, if a caller has set it.
+        operation: Name of the operation that the message belongs to, such as a collective; "" if no caller has set it.
     """
 
     def __init__(self, reason: str, *, src: int | None = None, dst: int | None = None, tag: int | None = None) -> None:
@@ -41,16 +45,23 @@ class TransportError(Exception):
         return _restore_error, (type(self), self.args, self.__dict__)
 
     def __str__(self) -> str:
-        """Put the envelope before the reason."""
+        """Return the reason, after the two ranks and the operation or the tag, if they are known."""
         if self.src is None and self.dst is None:
             return self.reason
-        part = f" of {self.operation}" if self.operation else "" if self.tag is None else f", tag {self.tag}"
+        tag = "" if self.tag is None else f", tag {self.tag}"
+        part = f" of {self.operation}" if self.operation else tag
         return f"message from rank {self.src} to rank {self.dst}{part}: {self.reason}"
+
+
+def lane_fields(lane: tuple[int, int, int]) -> dict[str, int]:
+    """Return a lane, (src, dst, tag), as keyword arguments of a `TransportError`."""
+    return dict(zip(("src", "dst", "tag"), lane, strict=True))
 
 
 def _restore_error(kind: type[TransportError], args: tuple[object, ...], fields: dict[str, object]) -> TransportError:
     """Make an error again from its pickled type, arguments and attributes."""
-    error: TransportError = kind.__new__(kind, *args)  # not by its own arguments: the reason is complete
+    # without `__init__`, whose arguments differ between the subclasses
+    error: TransportError = kind.__new__(kind, *args)
     error.__dict__.update(fields)
     return error
 
@@ -62,9 +73,11 @@ class ArgumentError(TransportError, ValueError):
 class LengthMismatchError(TransportError):
     """The receiver's buffer is not as long as the message. Raised at both ends; the message is dropped.
 
-    A transport that lets small sends return before their receiver is known cannot raise in such sends.
+    A transport may end small sends before their receive has begun; then only the receive raises.
 
     Args:
+        sent_bytes: Length of the sender's buffer.
+        expected_bytes: Length that the receiver asked for.
         src: Sender.
         dst: Receiver.
         tag: Tag of the message.
@@ -85,6 +98,7 @@ class SignatureMismatchError(TransportError):
     """The two ends of a message belong to different calls. Raised at both ends that wait; the message is dropped.
 
     Args:
+        theirs: Signature of the other end.
         src: Sender.
         dst: Receiver.
         tag: Tag of the message.
@@ -102,8 +116,8 @@ class LinkLostError(TransportError):
     """The wire between two ranks is cut, or the peer is gone.
 
     Attributes:
-        evident: This side has seen the fault, such as damaged bytes. Otherwise it has only seen the end of the
-            connection, perhaps the consequence of another fault.
+        evident: Whether this side has seen the fault itself, such as damaged bytes. False: it has only seen the end of
+            the connection, perhaps the consequence of a fault elsewhere.
     """
 
     evident = False

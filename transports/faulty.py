@@ -14,9 +14,9 @@ import trio
 
 from transports.base import Transport
 from transports.buffers import Buffer
-from transports.failures import ArgumentError, LinkLostError
+from transports.failures import ArgumentError, LinkLostError, lane_fields
 from transports.request import Done, Request
-from transports.wire import Envelope, Wire
+from transports.wire import Envelope, Wire, watching
 from transports.wrappers import Delaying, RelayedRequest, WrappedWire
 
 FaultKind: TypeAlias = Literal["cut", "drop", "corrupt", "delay"]
@@ -31,26 +31,27 @@ class InjectedFault:
 
 
 class Faulty(Delaying):
-    """Damages messages as bad fabrics do.
+    """A transport that damages messages, as a bad network does.
 
-    The fate of a message follows from the seed, its src, dst and tag, and how many its sender sent there before; it
-    does not depend on timing. Raising one probability does not change which messages another one hits.
+    Which faults hit a message follows from the seed, from its src, dst and tag, and from the number of earlier messages
+    with the same three. It does not depend on timing. A change of one probability does not change which messages the
+    other faults hit.
 
     Args:
-        inner: The transport to damage.
-        seed: Chooses the messages.
-        drop: Probability that a message vanishes; its send returns as if all were well.
-        corrupt: Probability that one bit of a message arrives flipped. Empty messages have none.
-        delay: Probability that a message is held up.
-        delay_s: How long at most; uniform from 0.
-        cut: Probability that the link breaks at a message, for good, in both directions. Pending and later operations
-            on it raise `LinkLostError`, as far as their ends are wires of this object.
+        inner: The transport that carries the messages.
+        seed: Seed of the random choice of messages.
+        drop: Probability that a message vanishes; its send returns without an error.
+        corrupt: Probability that one bit of a message arrives flipped. Messages without bytes are never hit.
+        delay: Probability that a message is delayed.
+        delay_s: Longest delay in seconds; each delay is drawn uniformly between 0 and this.
+        cut: Probability that the link between the two ranks breaks at a message, in both directions and for good.
+            Pending and later operations on that link raise `LinkLostError` if they use wires of this object.
 
     Attributes:
-        faults: The faults so far, in order.
+        faults: The injected faults so far, in order.
 
     Raises:
-        ArgumentError: A probability outside 0 ... 1, or a delay below 0.
+        ArgumentError: A probability is outside 0 ... 1, or the delay is below 0.
     """
 
     def __init__(
@@ -76,9 +77,9 @@ class Faulty(Delaying):
         self.delay_s: float = delay_s
         self._counts: Counter[tuple[int, int, int]] = Counter()
         self._cut_links: set[frozenset[int]] = set()
-        # requests under way with their lanes, by link, and functions to call at a cut
+        # by link, an unordered pair of ranks: the requests under way, each with its lane (src, dst, tag)
         self.requests: defaultdict[frozenset[int], dict[RelayedRequest, tuple[int, int, int]]] = defaultdict(dict)
-        self.watchers: list[Callable[[], None]] = []
+        self.watchers: list[Callable[[], None]] = []  # functions to call at a cut
 
     def wrap(self, wire: Wire) -> Wire:
         """Return a wire that injects faults into its sends."""
@@ -88,24 +89,28 @@ class Faulty(Delaying):
         """Break the link between two ranks now, for good, in both directions."""
         link = frozenset((a, b))
         self._cut_links.add(link)
-        for request, (src, dst, tag) in tuple(self.requests[link].items()):
-            request.fail(LinkLostError("the link was cut", src=src, dst=dst, tag=tag))
+        for request, lane in tuple(self.requests[link].items()):
+            request.fail(LinkLostError("the link was cut", **lane_fields(lane)))
         for notify in tuple(self.watchers):
             notify()
 
     def lost(self, src: int, dst: int, tag: int) -> LinkLostError | None:
-        """Return the error of a new message on a link that was cut."""
+        """Return the error of a new message from `src` to `dst` with a tag, if their link was cut; else None."""
         if frozenset((src, dst)) not in self._cut_links:
             return None
         return LinkLostError("the link was cut", src=src, dst=dst, tag=tag)
 
     def draw_faults(self, envelope: Envelope) -> tuple[set[FaultKind], random.Random]:
-        """Return the faults of the next message of a lane, and the random generator for their details."""
+        """Draw the faults of the next message from `src` to `dst` with a tag, count the message, and record its faults.
+
+        Returns:
+            The faults, and the random generator that decides their details, such as the length of a delay.
+        """
         lane = (envelope.src, envelope.dst, envelope.tag)
         chance = random.Random(f"{self._seed}/{lane}/{self._counts[lane]}")
         self._counts[lane] += 1
         kinds = {kind for kind, probability in self._probabilities.items() if chance.random() < probability}
-        exclusive: tuple[FaultKind, ...] = ("cut", "drop")  # nothing more can happen to a message that one of them hits
+        exclusive: tuple[FaultKind, ...] = ("cut", "drop")  # a message with one of these has no other fault
         kinds = next(({kind} for kind in exclusive if kind in kinds), kinds)
         if not envelope.nbytes:
             kinds.discard("corrupt")
@@ -114,12 +119,20 @@ class Faulty(Delaying):
 
 
 class _FaultyWire(WrappedWire):
+    """Wire of one rank, on which the faults of the seed happen."""
+
     def __init__(self, inner: Wire, faulty: Faulty) -> None:
         super().__init__(inner, faulty.peers)
         self._faulty = faulty
 
     def begin_send(self, dst: int, tag: int, data: Buffer, *, done: Done, **options: Any) -> Request | None:
-        """Send a message with the faults that the seed gives it."""
+        """Send a message with the faults that `Faulty.draw_faults` draws for it; arguments are as of `Wire.begin_send`.
+
+        For a dropped message the result is None, as for a message that has left.
+
+        Raises:
+            LinkLostError: The link was cut, perhaps by this very message.
+        """
         view, faulty, lane = self.check_send(dst, tag, data), self._faulty, (self.rank, dst, tag)
         kinds, chance = faulty.draw_faults(Envelope(src=self.rank, dst=dst, tag=tag, nbytes=view.nbytes))
         if "cut" in kinds:
@@ -131,6 +144,7 @@ class _FaultyWire(WrappedWire):
         if "drop" in kinds:
             return None
         request = self._relay(lane, partial(self.inner.begin_send, dst, tag, payload, **options), view.nbytes, done)
+        # a message waits behind delayed messages of its lane, so that the lane keeps its order
         if "delay" in kinds or faulty.later.holds(lane):
             faulty.later.hold(lane, request)
             faulty.later.plan(lane, request, trio.current_time() + delay_s)
@@ -139,7 +153,7 @@ class _FaultyWire(WrappedWire):
         return self._end_at_cut(lane, request)
 
     def begin_recv(self, src: int, tag: int, out: Buffer | None, nbytes: int, *, done: Done, **options: Any) -> Request:
-        """Receive, until the link is cut."""
+        """Receive, until the link is cut; arguments are as of `Wire.begin_recv`."""
         lane = (src, self.rank, tag)
         if (error := self._faulty.lost(*lane)) is not None:
             raise error
@@ -150,7 +164,14 @@ class _FaultyWire(WrappedWire):
     def _relay(
         self, lane: tuple[int, int, int], begin: Callable[..., Request | None], nbytes: int, done: Done
     ) -> RelayedRequest:
-        """Return the request of a message, which is not begun yet."""
+        """Return the request of a message, which is not begun yet.
+
+        Args:
+            lane: Source, destination and tag.
+            begin: Begins the message at the inner wire.
+            nbytes: Length of the message.
+            done: Called once at the end.
+        """
 
         def end(request: Request) -> None:
             """Forget the request, and call its callback."""
@@ -160,24 +181,20 @@ class _FaultyWire(WrappedWire):
         return RelayedRequest(end, nbytes, begin)
 
     def _end_at_cut(self, lane: tuple[int, int, int], request: RelayedRequest) -> Request:
-        """Let a cut of its link end a request that is under way."""
+        """Return a request, after registering it to fail if its link is cut before its end."""
         if not request.ended:
             self._faulty.requests[frozenset(lane[:2])][request] = lane
         return request
 
     def lost(self, src: int, tag: int = 0) -> LinkLostError | None:
-        """Return the error of a receive over a link that was cut, or that has ended."""
+        """Return the error of a receive over a link that was cut or has ended; None if the link is whole."""
         return self._faulty.lost(src, self.rank, tag) or self.inner.lost(src, tag)
 
     @contextmanager
     def watch(self, notify: Callable[[], None]) -> Iterator[None]:
         """Watch the inner wire, and cuts."""
-        self._faulty.watchers.append(notify)
-        try:
-            with self.inner.watch(notify):
-                yield
-        finally:
-            self._faulty.watchers.remove(notify)
+        with watching([self._faulty.watchers], notify), self.inner.watch(notify):
+            yield
 
 
 def _flip_one_bit(view: memoryview, chance: random.Random) -> bytearray:

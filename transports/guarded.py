@@ -18,156 +18,177 @@ from transports.wrappers import RelayedRequest, WrappedWire
 # Time between two looks for requests that have ended without a callback.
 _LOOK_S = 1.0
 # Classes of wires that have broken a rule: their other requests may never end, too.
-_BROKEN: set[type[Wire]] = set()
+_rule_breakers: set[type[Wire]] = set()
 
 
 def guard(wire: Wire, peer: int, spawn: Callable[[Callable[[], Any]], None]) -> Wire:
-    """Return the wire that carries messages with a peer, with checks if it is not ours.
+    """Return the wire that carries the messages with a peer. A wire of another package is returned within a guard.
+
+    The guard checks the wire while the program runs.
 
     Args:
         wire: The wire of a rank.
         peer: The other rank.
-        spawn: Starts a task that is cancelled at the end of the run.
+        spawn: Starts an async function as a task, which is cancelled at the end of the run.
     """
     route = wire.route(peer)
     ours = type(route).__module__.partition(".")[0] == "transports"
     return route if ours else _GuardedWire(route, peer, spawn)
 
 
-_UNENDED = "a request has not ended, though its operation has been given up"
+_NO_CALLBACK_TEXT = "a request has not ended, though its operation has been given up"
 
 
 class _GuardedWire(WrappedWire):
-    """A wire of another package, whose ends are checked.
+    """A guard around a wire of another package, which checks how the requests of that wire end.
 
     Args:
         inner: The wire of another package.
-        peer: The other end.
-        spawn: Starts a task.
+        peer: The rank with which messages are exchanged.
+        spawn: Starts an async function as a task, which is cancelled at the end of the run.
     """
 
     def __init__(self, inner: Wire, peer: int, spawn: Callable[[Callable[[], Any]], None]) -> None:
         super().__init__(inner, [peer])
-        self.within_host, self.peer, self._spawn, self._looks = inner.within_host, peer, spawn, False
+        self.within_host, self.peer, self._spawn, self._watcher_runs = inner.within_host, peer, spawn, False
         self.requests: dict[_GuardedRequest, None] = {}
         self._idle = trio.Event()
         self.thread, self.token = get_ident(), trio.lowlevel.current_trio_token()
 
     def takes_threads(self, peer: int) -> bool:
-        """Return what the inner wire says."""
+        """Whether the inner wire lets any thread begin messages with a rank."""
         return self.inner.takes_threads(peer)
 
     def promise_wait(self, peer: int) -> None:
-        """Tell the inner wire."""
+        """Pass the promise on to the inner wire; see `Wire.promise_wait`."""
         self.inner.promise_wait(peer)
 
     def catch_up(self, peer: int) -> bool:
-        """Let the inner wire move bytes."""
+        """Let the inner wire move bytes of messages with a rank; return whether any have moved."""
         return self.inner.catch_up(peer)
 
     def begin_send(self, dst: int, tag: int, data: Buffer, *, done: Done, **options: Any) -> Request | None:
-        """Begin a send whose end is checked."""
+        """Begin a send of the inner wire, and return its request; arguments are as of `Wire.begin_send`.
+
+        Before `done` is called, the end of the inner request is checked: if it breaks the contract of wires, the
+        request ends with a `TransportError`. For a message that has left at once, the result is a request that has
+        ended, and not None.
+        """
         return self._begin(_GuardedRequest(self, done, partial(self.inner.begin_send, dst, tag, data, **options)))
 
     def begin_recv(self, src: int, tag: int, out: Buffer | None, nbytes: int, *, done: Done, **options: Any) -> Request:
-        """Begin a receive whose end is checked."""
+        """Begin a receive of the inner wire, and return its request; arguments are as of `Wire.begin_recv`.
+
+        Before `done` is called, the end of the inner request is checked, as by `begin_send`.
+        """
         request = _GuardedRequest(self, done, partial(self.inner.begin_recv, src, tag, out, nbytes, **options))
-        request.receives, request.loans = True, out is None
+        request.receives, request.loans = True, out is None and options.get("allocate") is None
         return self._begin(request)
 
     def _begin(self, request: _GuardedRequest) -> Request:
+        """Begin a message; a task then looks for requests that the inner wire ends without calling `done`."""
         self.requests[request] = None
         try:
             request.begin()
         except BaseException:
             self.forget(request)
             raise
-        if self.requests and not self._looks:
-            self._looks = True
-            self._spawn(self._end_forgotten)
+        if self.requests and not self._watcher_runs:
+            self._watcher_runs = True
+            self._spawn(self._end_requests_without_callback)
         return request
 
-    async def _end_forgotten(self) -> None:
-        """End requests that have ended without their callback, until no request is under way.
+    async def _end_requests_without_callback(self) -> None:
+        """End requests whose `done` the inner wire has not called, or will not call; run until no request is left.
 
-        Operations that are given up wait for their requests, so at the end of the run all that are left end here.
+        At the end of the run, operations that were given up still wait for their requests. So all requests that are
+        left then fail here.
         """
         try:
             while self.requests:
                 await self._wait_idle()
                 for request in tuple(self.requests):
-                    request.check_called()
-                    if request.given_up and type(self.inner) in _BROKEN:
-                        request.end(self.error(_UNENDED))
+                    request.end_without_callback()
+                    if request.given_up and type(self.inner) in _rule_breakers:
+                        request.end(self.error(_NO_CALLBACK_TEXT))
         finally:
-            self._looks = False
+            self._watcher_runs = False
             with trio.CancelScope(shield=True):
                 await self._wait_idle()
             for request in tuple(self.requests):
-                request.end(self.error(_UNENDED))
+                request.end(self.error(_NO_CALLBACK_TEXT))
 
     async def _wait_idle(self) -> None:
-        """Wait until no request is under way, for a while."""
+        """Wait until no request is under way, or for `_LOOK_S`."""
         self._idle = trio.Event()
         if self.requests:
             with trio.move_on_after(_LOOK_S):
                 await self._idle.wait()
 
     def forget(self, request: _GuardedRequest) -> None:
-        """Forget a request that has ended; without any, no task looks."""
+        """Remove a request that has ended; after the last one, the task that looks for lost ends may end."""
         self.requests.pop(request, None)
         if not self.requests:
             self._idle.set()
 
     def error(self, rule: str) -> TransportError:
-        """Return the error of a broken rule."""
+        """Return the error of a broken rule, and remember that wires of this class break rules.
+
+        Args:
+            rule: What the wire did, for the message.
+        """
         kind = type(self.inner)
-        _BROKEN.add(kind)
-        return TransportError(
-            f"{kind.__module__}.{kind.__qualname__} broke the contract of transports: {rule}; run "
-            "transports.testing.check_transport on it"
-        )
+        _rule_breakers.add(kind)
+        reason = f"{kind.__module__}.{kind.__qualname__} broke the contract of transports: {rule}"
+        return TransportError(f"{reason}; run transports.testing.check_transport on it")
 
 
 class _GuardedRequest(RelayedRequest):
-    """A request of a wire of another package.
+    """A guard around a request of a wire of another package.
 
     Args:
-        done: Called once at its end.
-        begin: Begins the request of the wire.
+        wire: The guard of that wire.
+        done: Called once with this request at its end.
+        begin: Called with `done=`, begins the inner request and returns it.
 
     Attributes:
-        given_up: Whether its operation has withdrawn it.
-        receives: Whether it is a receive.
-        loans: Whether it is one without a buffer.
+        given_up: Whether the request's operation has called `withdraw`.
+        receives: Whether the request is a receive.
+        loans: Whether the request is a receive without a buffer, whose message the wire loans.
     """
 
     given_up: bool = False
     receives: bool = False
     loans: bool = False
-    _delivery: object = None
+    _received: object = None  # result of the inner request's `delivery`, if `loans`
 
     def __init__(self, wire: _GuardedWire, done: Done, begin: Callable[..., Request | None]) -> None:
+        # length 0: the inner request knows the length, and names it at the end
         super().__init__(done, 0, begin)
         self._wire = wire
 
     def begin(self) -> None:
-        """Begin the message; a receive must be returned."""
+        """Begin the message; raise the error of a broken rule if `begin_recv` of the inner wire returned None."""
         super().begin()
         if self.receives and self.ended and self._inner is None:
             raise self._wire.error("begin_recv returned None, not a Request")
 
     def _on_end(self, inner: Request) -> None:
+        """End the request as the inner one has ended, or with an error if the wire breaks a rule.
+
+        The inner request calls it as its `done`, perhaps in a wrong thread, or a second time.
+        """
         if get_ident() != self._wire.thread and not self._wire.takes_threads(self._wire.peer):
             error = self._wire.error("done was called in another thread than the event loop's")
+            # only the loop's thread may end the operation
             self._wire.token.run_sync_soon(self.end, error)
         elif self.ended:
             raise self._wire.error("done was called twice for one request")
         else:
             if self.loans and inner.error is None and not inner.withdrawn:
-                self._delivery = inner.delivery()
-                if not isinstance(self._delivery, Delivery):
-                    self.error = self._wire.error(f"delivery() must return the Delivery, not {self._delivery!r}")
+                self._received = inner.delivery()
+                if not isinstance(self._received, Delivery):
+                    self.error = self._wire.error(f"delivery() must return the Delivery, not {self._received!r}")
             super()._on_end(inner)
 
     def end(self, error: Exception | None = None, *, withdrawn: bool = False) -> None:
@@ -180,14 +201,14 @@ class _GuardedRequest(RelayedRequest):
         self.given_up = True
         super().withdraw()
 
-    def check_called(self) -> None:
-        """End the request if the wire has ended it, and has not called its callback."""
+    def end_without_callback(self) -> None:
+        """End this request with an error if the inner request has ended, but its `done` was not called."""
         if not self.ended and self._inner is not None and self._inner.ended:
             if self.loans and self._inner.error is None and not self._inner.withdrawn:
                 self._inner.delivery().release()  # its sender may wait for that
             self.end(self._wire.error("done was not called for a request that has ended"))
 
     def delivery(self) -> Delivery:
-        """Return the message of the inner receive."""
-        assert isinstance(self._delivery, Delivery), "checked at the end"
-        return self._delivery
+        """Return the message of a receive without a buffer that has ended without an error."""
+        assert isinstance(self._received, Delivery), "`_on_end` has checked it"
+        return self._received

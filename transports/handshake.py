@@ -48,17 +48,23 @@ _PROOF_BYTES = 32
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 _HELLO = msgspec.msgpack.Decoder(tuple[str, str, _Count, _Count, _Count, str])
 
+_SAME_OVERLAP = "install the same overlap on every node"
 _UNPROVED, _WELCOME, _REFUSED = b"U", b"W", b"R"
 
-#: Why a handshake failed. ``left``: the other side hung up half-way; ``silent``: it let the deadline pass;
-#: ``tls``: it has no certificate for us, or no TLS; ``protocol``: it does not speak this protocol; ``version``: another
-#: version of it; ``secret``: the secrets differ; ``refused``: it knows the secret and does not want us;
-#: ``crowded``: the listener has closed it, as too many other connections waited.
+#: Why a handshake failed. ``left``: the other side hung up half-way; ``silent``: the other side let the deadline pass;
+#: ``tls``: TLS failed, as without a certificate that the other side accepts; ``protocol``: the other side does not
+#: speak this protocol; ``version``: the two sides speak different versions of it; ``secret``: the secrets differ;
+#: ``refused``: the other side knows the secret, and refuses this process; ``crowded``: the listener has closed the
+#: connection, because too many others waited.
 Why: TypeAlias = Literal["left", "silent", "tls", "protocol", "version", "secret", "refused", "crowded"]
 
 
 class HandshakeError(TransportError):
     """A handshake between two processes failed; nothing but the connection is lost.
+
+    Args:
+        reason: The event, for people.
+        why: The kind of failure, for programs.
 
     Attributes:
         why: The kind of failure, for programs.
@@ -78,50 +84,65 @@ async def greet(stream: trio.abc.Stream, hello: Hello, secret: bytes, *, deadlin
         stream: The connection. The caller keeps it, and closes it if this raises.
         hello: Introduction of this process.
         secret: Known to both sides.
-        deadline_s: For the whole handshake, in this process's own time (`transports.delays`).
+        deadline_s: Limit of the whole handshake in seconds, in this process's own time (`transports.delays`).
 
     Returns:
-        The introduction of the listener, which knows the secret.
+        The hello of the listener, which has proved the secret.
 
     Raises:
-        ArgumentError: At once, for a hello too long or an empty secret.
-        HandshakeError: The other side does not know the secret, refused (its reason is the message), or is no member.
+        ArgumentError: At once, if the hello is too long, or the secret empty.
+        HandshakeError: The other side hung up, was silent, does not know the secret, or refused this process. In the
+            last case the message is the reason that it gave.
     """
-    packed, key = _pack_hello(hello), _check_secret(secret)
+    packed = _pack_hello(hello)
+    check_secret(secret)
     with limit_own_time(deadline_s):
-        return await _introduce(stream, packed, key)
+        return await _exchange_as_dialler(stream, packed, secret)
+    # reached only when the limit has cancelled the block
     raise _silent_error(stream, deadline_s)
 
 
 async def welcome(
     stream: trio.abc.Stream, secret: bytes, admit: Callable[[Hello], Hello | str], *, deadline_s: float = 2.0
 ) -> Hello:
-    """Receive a process that has dialled this one.
+    """Shake hands with a process that has dialled this one.
 
-    Reads exactly the bytes of the handshake. A stranger gets no answer before a valid opening, and no reason before a
-    valid proof.
+    Reads exactly the bytes of the handshake. The other side gets no answer before it has sent a valid opening, and no
+    reason of a refusal before it has proved the secret.
 
     Args:
         stream: The connection. The caller keeps it, and closes it if this raises.
         secret: Known to both sides.
-        admit: Called once the dialler has proved the secret; returns this side's hello, or a reason to refuse.
-        deadline_s: For the whole handshake, in this process's own time (`transports.delays`).
+        admit: Called with the dialler's hello once the dialler has proved the secret. Returns this side's hello, or the
+            reason of a refusal as text.
+        deadline_s: Limit of the whole handshake in seconds, in this process's own time (`transports.delays`).
 
     Returns:
-        The introduction of the dialler, which knows the secret and was admitted by `admit`.
+        The hello of the dialler, which has proved the secret, and which `admit` has not refused.
 
     Raises:
-        ArgumentError: At once, for an empty secret; later, for a hello of `admit` that is too long.
-        HandshakeError: The other side does not know the secret, was refused, or is no member.
+        ArgumentError: At once, if the secret is empty; later, if the hello of `admit` is too long.
+        HandshakeError: The other side hung up, was silent, does not know the secret, or was refused.
     """
-    key = _check_secret(secret)
+    check_secret(secret)
     with limit_own_time(deadline_s):
-        return await _receive_dialler(stream, key, admit)
+        return await _exchange_as_listener(stream, secret, admit)
+    # reached only when the limit has cancelled the block
     raise _silent_error(stream, deadline_s)
 
 
-async def _introduce(stream: trio.abc.Stream, hello: bytes, key: bytes) -> Hello:
-    """Exchange hellos as the side that has dialled; return the listener's hello once it has proved the secret."""
+async def _exchange_as_dialler(stream: trio.abc.Stream, hello: bytes, key: bytes) -> Hello:
+    """Exchange hellos as the side that has dialled; return the listener's hello once it has proved the secret.
+
+    Args:
+        stream: The connection.
+        hello: This side's hello, packed.
+        key: The secret.
+
+    Raises:
+        HandshakeError: The listener hung up, has another secret, speaks another protocol or version, or refused this
+            side; `why` names the case.
+    """
     our_nonce = secrets.token_bytes(_NONCE_BYTES)
     await _send(stream, _OPENING.pack(_MAGIC, VERSION, our_nonce))
     try:
@@ -129,13 +150,13 @@ async def _introduce(stream: trio.abc.Stream, hello: bytes, key: bytes) -> Hello
     except HandshakeError as error:
         if error.why != "left":
             raise
-        raise HandshakeError(_guess_refusal(encrypted=isinstance(stream, trio.SSLStream)), why="left") from error
+        raise HandshakeError(_describe_hang_up(encrypted=isinstance(stream, trio.SSLStream)), why="left") from error
     transcript = [our_nonce, _check_opening(*_OPENING.unpack(opening)), hello]
     await _send(stream, _pack_frame(hello, _proof(key, b"dialler", transcript)))
     status = await receive_exactly(stream, 1)
     if status == _UNPROVED:
         raise _secrets_error("the listener does not accept this side's proof")
-    label = _answer_label(status)
+    label = _answer_label(status, _format_peer(stream))
     answer, proof = await _receive_frame(stream)
     if not hmac.compare_digest(proof, _proof(key, label, [*transcript, answer])):
         raise _secrets_error("the listener cannot prove that it knows it")
@@ -145,11 +166,21 @@ async def _introduce(stream: trio.abc.Stream, hello: bytes, key: bytes) -> Hello
     return _unpack_hello(answer)
 
 
-async def _receive_dialler(stream: trio.abc.Stream, key: bytes, admit: Callable[[Hello], Hello | str]) -> Hello:
-    """Exchange hellos as the side that listens; return the dialler's hello once it is proved and admitted."""
+async def _exchange_as_listener(stream: trio.abc.Stream, key: bytes, admit: Callable[[Hello], Hello | str]) -> Hello:
+    """Exchange hellos as the side that listens; return the dialler's hello once it is proved and admitted.
+
+    Args:
+        stream: The connection.
+        key: The secret.
+        admit: See `welcome`.
+
+    Raises:
+        HandshakeError: The dialler hung up, has another secret, speaks another protocol or version, or was refused by
+            `admit`; `why` names the case.
+    """
     our_nonce = secrets.token_bytes(_NONCE_BYTES)
     magic, version, their_nonce = _OPENING.unpack(await receive_exactly(stream, _OPENING.size, strange=True))
-    if magic == _MAGIC:  # also to another version, which learns this side's version from it
+    if magic == _MAGIC:  # also to another version, so that the other side can report both versions
         await _send(stream, _OPENING.pack(_MAGIC, VERSION, our_nonce))
     transcript = [_check_opening(magic, version, their_nonce), our_nonce]
     packed, proof = await _receive_frame(stream)
@@ -158,6 +189,7 @@ async def _receive_dialler(stream: trio.abc.Stream, key: bytes, admit: Callable[
         await _send(stream, _UNPROVED)
         raise _secrets_error("the dialler cannot prove that it knows it")
     hello = _unpack_hello(packed)
+    # the answer of this side, or the reason of its refusal as a text
     response = admit(hello)
     if isinstance(response, str):
         reason = response.encode()[:HELLO_LIMIT_BYTES]
@@ -169,129 +201,145 @@ async def _receive_dialler(stream: trio.abc.Stream, key: bytes, admit: Callable[
 
 
 def _proof(key: bytes, label: bytes, transcript: list[bytes]) -> bytes:
-    """Return the proof of the secret over all bytes so far; lengths go in, so that no two handshakes look alike."""
+    """Return the proof that this side knows the secret: a keyed hash of all bytes of the handshake so far.
+
+    Args:
+        key: The secret.
+        label: Distinguishes proofs of the two directions, and of refusals.
+        transcript: The nonces and bodies that both sides have sent, in order.
+    """
+    # each part with its length, so that other parts cannot make the same bytes
     parts = [b"overlap", VERSION.to_bytes(2, "big"), label, *transcript]
     return hmac.digest(key, b"".join(len(part).to_bytes(4, "big") + part for part in parts), "sha256")
 
 
-def _answer_label(status: bytes) -> bytes:
-    """Return the label of the proof of an answer, by its status; `HandshakeError` if the status is unknown."""
+def _answer_label(status: bytes, peer: str = "") -> bytes:
+    """Return the `_proof` label of an answer with this status; raise `HandshakeError` if the status is unknown."""
     if status not in (_WELCOME, _REFUSED):
-        raise HandshakeError(
-            f"the answer begins with {status!r}; the listener is another program; choose another port", why="protocol"
-        )
+        reason = f"the listener{peer} is another program: its answer begins with {status!r}"
+        raise HandshakeError(f"{reason}; choose another port", why="protocol")
     return b"listener " + status
 
 
+def _format_peer(stream: trio.abc.Stream) -> str:
+    """Return " at HOST:PORT", the other end of a connection; "" if it is unknown."""
+    with suppress(AttributeError, OSError, ValueError, TypeError):
+        bare = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
+        host, port, *_ = bare.socket.getpeername()  # type: ignore[union-attr]  # an `AttributeError` is suppressed
+        return f" at {host}:{port}"
+    return ""
+
+
 def _check_opening(magic: bytes, version: int, nonce: bytes) -> bytes:
-    """Return the nonce of an opening; `HandshakeError` for another protocol or version."""
+    """Return the nonce of an opening; raise `HandshakeError` if it is of another protocol or version."""
     if magic != _MAGIC:
-        raise HandshakeError(
-            f"the connection begins with {magic!r}, not with {_MAGIC!r}; the peer is another program; "
-            "choose another port",
-            why="protocol",
-        )
+        reason = f"the connection begins with {magic!r}, not with {_MAGIC!r}; the peer is another program"
+        raise HandshakeError(f"{reason}; choose another port", why="protocol")
     if version != VERSION:
-        raise HandshakeError(
-            f"the other side speaks protocol version {version}, this side version {VERSION}; "
-            "install the same overlap on every node",
-            why="version",
-        )
+        reason = f"the other side speaks protocol version {version}, this side version {VERSION}"
+        raise HandshakeError(f"{reason}; {_SAME_OVERLAP}", why="version")
     return nonce
 
 
 def _pack_frame(body: bytes, proof: bytes) -> bytes:
-    """Return a body with its length before it and its proof after it."""
+    """Return length, body and proof as the bytes of one frame, which `_receive_frame` reads."""
     return _LENGTH.pack(len(body)) + body + proof
 
 
 async def _receive_frame(stream: trio.abc.Stream) -> tuple[bytes, bytes]:
-    """Receive a body and its proof; `HandshakeError` if the body is too long."""
+    """Receive a frame of `_pack_frame`, and return its body and its proof; raise `HandshakeError` if it is too long."""
     (length_bytes,) = _LENGTH.unpack(await receive_exactly(stream, _LENGTH.size))
     if length_bytes > HELLO_LIMIT_BYTES:
-        raise HandshakeError(
-            f"a hello claims {length_bytes} bytes, the limit is {HELLO_LIMIT_BYTES}; "
-            "install the same overlap on every node",
-            why="protocol",
-        )
+        reason = f"a hello claims {length_bytes} bytes, the limit is {HELLO_LIMIT_BYTES}"
+        raise HandshakeError(f"{reason}; {_SAME_OVERLAP}", why="protocol")
     return await receive_exactly(stream, length_bytes), await receive_exactly(stream, _PROOF_BYTES)
 
 
 async def _send(stream: trio.abc.Stream, data: bytes) -> None:
+    """Send bytes; `HandshakeError` if the connection has ended."""
     try:
         await stream.send_all(data)
     except trio.BrokenResourceError as error:
-        raise _broken_error(error) from error
+        raise ended_error(error.__cause__) from error
 
 
 async def receive_exactly(stream: trio.abc.Stream, nbytes: int, *, strange: bool = False) -> bytes:
-    """Receive exactly `nbytes`; `strange` makes a peer that hangs up another program, not a member that gave up."""
+    """Receive exactly `nbytes`; `HandshakeError` if the connection ends before.
+
+    Args:
+        stream: The connection.
+        nbytes: Number of bytes.
+        strange: Whether the peer may be a foreign program; the error of a peer that hangs up then says so.
+    """
     received = b""
     while len(received) < nbytes:
         try:
             more = await stream.receive_some(nbytes - len(received))
         except trio.BrokenResourceError as error:
-            raise _broken_error(error, strange=strange) from error
+            raise ended_error(error.__cause__, strange=strange) from error
         if not more:
-            raise _hung_up_error(strange=strange)
+            raise ended_error(strange=strange)
         received += more
     return received
 
 
-def _broken_error(error: trio.BrokenResourceError, *, strange: bool = False) -> HandshakeError:
-    """Return the error of a connection that broke: TLS failed, or the peer hung up.
+def ended_error(cause: BaseException | None = None, *, strange: bool = False) -> HandshakeError:
+    """Return the error of a connection that ended during the handshake: TLS failed, or the peer hung up.
 
     Args:
-        error: The error of the stream.
-        strange: The peer has sent nothing that is of this protocol.
+        cause: The error that broke the connection; None: the peer has closed it.
+        strange: Whether the peer may be a foreign program, because it has sent nothing of this protocol yet.
     """
-    cause = error.__cause__
     if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
         need = "all processes need certificates of one authority, or none has any"
         return HandshakeError(f"TLS failed ({cause.reason or cause}); {need}", why="tls")
-    return _hung_up_error(strange=strange)
+    reason = "the other side hung up during the handshake; see what it has printed"
+    return HandshakeError(reason, why="protocol" if strange else "left")
 
 
-def _hung_up_error(*, strange: bool = False) -> HandshakeError:
-    return HandshakeError(
-        "the other side hung up during the handshake; see what it has printed", why="protocol" if strange else "left"
-    )
+def _describe_hang_up(*, encrypted: bool) -> str:
+    """Return the text about a listener that hung up without an answer, with the likely reason.
 
-
-def _guess_refusal(*, encrypted: bool) -> str:
-    """Return the likely reason why a listener hung up without an answer, as listeners do on strangers."""
+    Args:
+        encrypted: Whether the connection uses TLS.
+    """
     if encrypted:
-        return (
-            "the other side hung up without a word once TLS was set up; it probably does not accept this side's "
-            "certificate: all processes need certificates of one authority"
-        )
-    return "the other side hung up without a word; it is another program, or wants TLS, which this side does not speak"
+        guess = "it probably does not accept this side's certificate: all processes need certificates of one authority"
+        return f"the other side hung up without a word once TLS was set up; {guess}"
+    guess = "it has ended, is another program, or wants TLS, which this side does not speak"
+    advice = "see whether a process of this job listens there, and whether it was started with TLS"
+    return f"the other side hung up without a word; {guess}; {advice}"
 
 
 def _silent_error(stream: trio.abc.Stream, deadline_s: float) -> HandshakeError:
     """Return the error of a peer that has let the deadline pass."""
     bare = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
     advice = advise_on_silence(getattr(bare, "socket", None))
-    return HandshakeError(
-        f"the other side did not finish the handshake within {deadline_s:g} s; {advice}", why="silent"
-    )
+    reason = f"the other side did not finish the handshake within {deadline_s:g} s"
+    return HandshakeError(f"{reason}; {advice}", why="silent")
 
 
 def advise_on_silence(connection: Any, address: Any = None) -> str:
-    """Return what to check if a peer does not answer; arguments as of `is_local`."""
+    """Return the advice for a user whose peer does not answer: look at the process on this host, or at the network.
+
+    Args:
+        connection: The socket; None: unknown.
+        address: Address of the peer, if the socket is not connected.
+    """
     local = connection is not None and is_local(connection, address)
     return "see whether it still starts, or was stopped" if local else "check the network between them"
 
 
 def is_local(connection: trio.socket.SocketType | socket.socket, address: Any = None) -> bool:
-    """Whether no network joins a socket to its peer: a packet to the peer would have its address as its source, too.
+    """Whether the peer of a socket is on this host, so that no network lies between.
 
     Args:
-        connection: A connected socket, or one that cannot be connected.
-        address: Of the peer, if it is not connected.
+        connection: A connected socket, or one that could not be connected.
+        address: Address of the peer, if the socket is not connected.
     """
     if connection.family == socket.AF_UNIX:
         return True
+    # a packet to an address of this host has the same address as its source
     with suppress(OSError), socket.socket(connection.family, socket.SOCK_DGRAM) as probe:  # the peer may have hung up
         probe.connect(address or connection.getpeername())  # a datagram socket sends nothing for that
         return bool(probe.getsockname()[0] == probe.getpeername()[0])
@@ -299,18 +347,19 @@ def is_local(connection: trio.socket.SocketType | socket.socket, address: Any = 
 
 
 def _secrets_error(how: str) -> HandshakeError:
-    return HandshakeError(
-        f"the secrets differ: {how}; start every process of a job with the same OVERLAP_SECRET", why="secret"
-    )
+    """Return the error of two sides with different secrets; `how` names the failed proof."""
+    advice = "start every process of a job with the same OVERLAP_SECRET"
+    return HandshakeError(f"the secrets differ: {how}; {advice}", why="secret")
 
 
-def _check_secret(secret: bytes) -> bytes:
+def check_secret(secret: bytes) -> None:
+    """Raise `ArgumentError` if the secret is empty."""
     if not secret:
-        raise ArgumentError("the secret is empty; without one anybody is a member")
-    return secret
+        raise ArgumentError("secret: is empty, so that any process could join; pass the same secret in all processes")
 
 
 def _pack_hello(hello: Hello) -> bytes:
+    """Encode a hello; raise `ArgumentError` if it is too long."""
     packed = msgspec.msgpack.encode(astuple(hello))
     if len(packed) > HELLO_LIMIT_BYTES:
         raise ArgumentError(f"a hello of {len(packed)} bytes, the limit is {HELLO_LIMIT_BYTES}; shorten job or detail")
@@ -318,13 +367,11 @@ def _pack_hello(hello: Hello) -> bytes:
 
 
 def _unpack_hello(packed: bytes) -> Hello:
-    """Return the hello of proved bytes; `HandshakeError` unless they are six fields of the right types."""
+    """Decode a hello of the other side; raise `HandshakeError` unless it is six fields of the right types."""
     try:
         role, job, epoch, member, members, detail = _HELLO.decode(packed)
         if member >= members:
-            raise ValueError(f"member {member} of {members}")
+            raise ValueError(f"member index {member}, expected 0 to {members - 1}")
     except (msgspec.DecodeError, ValueError) as error:
-        raise HandshakeError(
-            f"a hello is wrong: {error}; install the same overlap on every node", why="protocol"
-        ) from error
+        raise HandshakeError(f"a hello is wrong: {error}; {_SAME_OVERLAP}", why="protocol") from error
     return Hello(role=role, job=job, epoch=epoch, member=member, members=members, detail=detail)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """The introduction of one side of a connection; at most `handshake.HELLO_LIMIT_BYTES` when packed."""
+    """The first message on a connection. When packed, it has at most `handshake.HELLO_LIMIT_BYTES` bytes."""
 
     role: str  # The purpose of the connection
     job: str  # Name of the world
@@ -23,7 +23,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The place of a process in its world, and the secret that proves it."""
+    """Index and world of a process, and the secret that proves its membership."""
 
     member: int  # Index of this process
     members: int  # How many processes there are
@@ -34,11 +34,21 @@ class Identity:
     tls: Tls | None = None  # Encrypts connections, on all members or none; None: not encrypted
 
     def hello(self, role: str, detail: str = "") -> Hello:
-        """Return the introduction of this process on a connection."""
+        """Return the hello of this process for a connection.
+
+        Args:
+            role: The purpose of the connection.
+            detail: Further facts that the role needs.
+        """
         return Hello(role=role, job=self.job, epoch=self.epoch, member=self.member, members=self.members, detail=detail)
 
     def refusal(self, theirs: Hello, role: str) -> str:
-        """Return why the other side of a connection is not of this world; empty if it is."""
+        """Return why a hello is refused: its role, job, epoch or number of members differs; "" if all agree.
+
+        Args:
+            theirs: Hello of the other side.
+            role: The expected purpose of the connection.
+        """
         ours = self.hello(role)
         for name in ("role", "job", "epoch", "members"):
             if getattr(theirs, name) != getattr(ours, name):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any, Generic, Self, TypeVar
 
 import trio
@@ -23,7 +24,7 @@ from transports.matching import Engine, Lane, Limits, Receive, Send
 from transports.patience import Patience
 from transports.request import Done, Request
 from transports.signature import Signature
-from transports.wire import TAG_LIMIT, Envelope, Wire, check_tag, describe_ranks
+from transports.wire import TAG_LIMIT, Envelope, Wire, check_tag, describe_ranks, watching
 
 # Longest wait of a goodbye for the next sign of progress: longer than a busy machine keeps a process from running,
 # shorter than a user's patience with a program that ends.
@@ -39,7 +40,8 @@ class PeerLink(ABC):
 
     Attributes:
         name: Name of the other process in error messages.
-        least_progress: Least growth of a count of `progress_counts` within two seconds that is progress.
+        least_progress: A connection makes progress if its count of `progress_counts` grows by at least this in two
+            seconds.
     """
 
     least_progress = 1
@@ -50,36 +52,42 @@ class PeerLink(ABC):
         self._changed: trio.Event | None = None
 
     @abstractmethod
-    def give_up_waiting(self) -> None:
+    def fail_unmatched(self) -> None:
         """Fail every unmatched send and receive, because this process leaves."""
 
     async def leave(self) -> None:  # noqa: B027 - a link without a connection says no goodbye
-        """Finish matched messages and send a goodbye; bounded in time."""
+        """Wait until matched messages have finished, and send a goodbye; gives up when progress stops."""
 
     def progress_counts(self) -> Mapping[Hashable, int]:
-        """Return the bytes moved on each connection, or another count that grows with progress."""
+        """Return for each connection of the link a count that grows as long as it moves bytes, such as their number."""
         return {}
 
     def record_change(self) -> None:
-        """Let `until` check its condition again, because something has changed."""
+        """Wake `wait_until`, so that it checks its condition again."""
         if self._changed is not None:
             self._changed.set()
 
-    async def until(self, done: Callable[[], bool]) -> None:
-        """Wait for a condition; give up when no connection makes progress for two seconds."""
-        seen: dict[Hashable, int] = {}
-        while not done() and self._progresses(seen):
+    async def wait_until(self, done: Callable[[], bool]) -> None:
+        """Return when `done()` is true, or when no connection has made progress for two seconds.
+
+        No error is raised in the second case: the caller checks the condition again.
+        """
+        last_counts: dict[Hashable, int] = {}
+        # each round lasts two seconds at most, and another one follows only if bytes have moved in it
+        while not done() and self._has_progressed(last_counts):
             with trio.move_on_after(_PATIENCE_S):
                 while not done():
                     self._changed = trio.Event()
                     await self._changed.wait()
+        # nobody waits: `record_change` has nothing to set
         self._changed = None
 
-    def _progresses(self, seen: dict[Hashable, int]) -> bool:
-        """Return whether any connection has made progress since the last call, or is new."""
-        moved = self.progress_counts()
-        growth = [count - seen.get(connection, -self.least_progress) for connection, count in moved.items()]
-        seen.update(moved)
+    def _has_progressed(self, last_counts: dict[Hashable, int]) -> bool:
+        """Return whether any connection is new or has made progress since `last_counts`, which is updated."""
+        counts = self.progress_counts()
+        # a new connection starts this far below 0, so that it counts as progress even at 0
+        growth = [count - last_counts.get(connection, -self.least_progress) for connection, count in counts.items()]
+        last_counts.update(counts)
         return max(growth, default=0) >= self.least_progress
 
 
@@ -98,10 +106,10 @@ class LinkedTransport(Transport, Generic[LinkType]):
 
     Attributes:
         member: Index of this process.
-        patience: How long a task polls for a message before it sleeps; None where polling never helps.
-        links: The links to other processes, by index.
-        home: The index of the process of each rank that can be reached.
-        state: Why nothing can be sent or received; None while it can.
+        patience: How long a task polls for a message before it sleeps; None: polling never helps.
+        links: The link to each other process, by the index of the process.
+        home: For each rank of another process that can be reached, the index of that process.
+        state: Why nothing can be sent or received now, as text; None while the transport is open.
 
     Raises:
         ArgumentError: A placement without this process, or with ranks that are negative or named twice.
@@ -114,8 +122,10 @@ class LinkedTransport(Transport, Generic[LinkType]):
         every = [rank for ranks in placement for rank in ranks]
         if not 0 <= member < len(placement) or not placement[member]:
             raise ArgumentError(f"member is {member}; placement names the ranks of processes 0 to {len(placement) - 1}")
-        if len(set(every)) != len(every) or min(every) < 0 or max(every) >= 2**32:
-            raise ArgumentError(f"placement is {placement!r}; name each rank once, from 0 up")
+        if wrong := [rank for rank in every if not 0 <= rank < 2**32]:
+            raise ArgumentError(f"placement: expected ranks from 0 to {2**32 - 1}, got {wrong[0]}")
+        if repeated := [rank for rank, count in Counter(every).items() if count > 1]:
+            raise ArgumentError(f"placement: rank {repeated[0]} is named twice or more; name each rank once")
         self.member = member
         self.placement: tuple[tuple[int, ...], ...] = tuple(tuple(ranks) for ranks in placement)
         self.ranks: tuple[int, ...] = self.placement[member]
@@ -127,13 +137,13 @@ class LinkedTransport(Transport, Generic[LinkType]):
 
     @abstractmethod
     def make_wire(self, rank: int) -> Wire:
-        """Return the wire of a rank of this process, which is opened later."""
+        """Return a new wire for a rank of this process; the constructor calls it, before the transport is open."""
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Self]:
-        """Join the others, and move messages until the block ends; see `Transport.open`.
+        """Join the other processes, and move messages until the block ends; see `Transport.open`.
 
         Raises:
             TransportError: A process did not join, was refused, or runs with other settings.
@@ -157,6 +167,7 @@ class LinkedTransport(Transport, Generic[LinkType]):
             self.release()
 
     async def _run_in_scope(self, scope: trio.CancelScope) -> None:
+        """Move messages until the scope is cancelled."""
         with scope:
             await self.run()
 
@@ -167,15 +178,16 @@ class LinkedTransport(Transport, Generic[LinkType]):
         """Move the messages of all links until cancelled."""
 
     def release(self) -> None:
-        """Release sockets and memory, whether or not the transport was opened."""
+        """Release sockets and memory. Called at the end of `open`, even if joining failed."""
 
     async def leave(self) -> None:
-        """Finish matched messages and send goodbyes to all other processes in parallel.
+        """Finish matched messages, and send goodbyes to all other processes in parallel.
 
-        Shielded, because a process that is cancelled within a goodbye looks crashed; bounded in time.
+        Shielded from cancellation, because a process without a complete goodbye looks crashed to the others. The time
+        is bounded, see `PeerLink.wait_until`.
         """
         for link in self.links.values():
-            link.give_up_waiting()
+            link.fail_unmatched()
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
                 for link in self.links.values():
@@ -198,7 +210,11 @@ class LinkedTransport(Transport, Generic[LinkType]):
         self.peers = tuple(sorted(self.home))
 
     def make_links(self, make: Callable[[int, tuple[int, ...]], Made]) -> dict[int, Made]:
-        """Return a link for every process that can be reached, made from its index and its ranks."""
+        """Return a link for every process that can be reached, by its index.
+
+        Args:
+            make: Called with the index and the ranks of a process; returns the link.
+        """
         return {i: make(i, self.placement[i]) for i in sorted(set(self.home.values()))}
 
     def wire(self, rank: int) -> Wire:
@@ -212,14 +228,25 @@ class LinkedTransport(Transport, Generic[LinkType]):
         return self._wires[rank]
 
     def link(self, lane: Lane, peer: int) -> LinkType:
-        """Return the link to a rank, after checking the rank, the tag and the state."""
+        """Return the link to the process of a rank, after checking the rank, the tag and the state.
+
+        Args:
+            lane: (src, dst, tag) of the message.
+            peer: The rank in the other process: `src` or `dst`.
+
+        Raises:
+            ArgumentError: The rank is not reached, or the tag is out of range.
+            TransportClosedError: The transport is not open.
+        """
         home = self.home.get(peer)
         if home is None or self.state is not None or not 0 <= lane[2] < TAG_LIMIT:
             raise self.unreachable_error(lane, peer)
         return self.links[home]
 
     def unreachable_error(self, lane: Lane, peer: int) -> TransportError:
-        """Return the error of a message that cannot be sent: its rank is not reached, or the transport is not open.
+        """Return the error of a message that cannot be sent: the peer is not reached, or the transport is not open.
+
+        Arguments are as of `link`.
 
         Raises:
             ArgumentError: The tag is out of range.
@@ -227,9 +254,8 @@ class LinkedTransport(Transport, Generic[LinkType]):
         src, dst, tag = lane
         check_tag(tag)
         if peer not in self.home:
-            return ArgumentError(
-                f"process {self.member} has no connection to rank {peer}; it reaches {describe_ranks(self.peers)}"
-            )
+            reason = f"process {self.member} has no connection to rank {peer}"
+            return ArgumentError(f"{reason}; it reaches {describe_ranks(self.peers)}")
         return TransportClosedError(f"the transport {self.state}", src=src, dst=dst, tag=tag)
 
 
@@ -249,28 +275,28 @@ class LinkedWire(Wire, Generic[TransportType]):
         self._transport = transport
 
     @property
-    def patience(self) -> Patience | None:
-        """Limit of polling with `catch_up` before sleep; None: no polling."""
+    def polling_patience(self) -> Patience | None:
+        """How long a task polls with `catch_up` before it sleeps; None: polling never helps."""
         return self._transport.patience
 
     def check(self, peer: int, tag: int = 0) -> None:
-        """Raise the error of a message with a peer that cannot be."""
+        """Raise the error that a message with the peer would raise at the call, if any; see `Wire.check`."""
         self._transport.link((self.rank, peer, tag), peer)
 
 
 class MatchedLink(PeerLink):
-    """The connection to one other process, which moves the messages that its matching engine names.
+    """The connection to one other process. Its matching engine decides which messages leave next.
 
     Args:
         member: Index of the other process.
         ranks: Ranks of the other process.
         local: Ranks of this process.
         limits: The limits that both processes have agreed on.
-        memory: Buffers for received messages that the caller gets on loan.
+        memory: Pool of buffers for messages that are received on loan.
 
     Attributes:
         engine: The state of the messages between the two processes.
-        memory: The same buffers.
+        memory: The pool of the arguments.
     """
 
     def __init__(
@@ -282,31 +308,40 @@ class MatchedLink(PeerLink):
 
     @abstractmethod
     def flush(self) -> None:
-        """Transmit messages of the engine without waiting, and let a task transmit the rest."""
+        """Transmit due messages of the engine until the system takes no more; a task transmits the rest."""
 
     def queue_send(self, send: Send) -> None:
-        """Queue a message, and let the link transmit due messages."""
+        """Queue a message, and transmit due messages, as far as that needs no waiting."""
         self.engine.outgoing.announce(send)
         self.flush()
 
     def send_now(self, lane: Lane, view: memoryview, signature: Signature | None = None) -> bool:
-        """Send a small message whole, before all others; return False if that is impossible now."""
+        """Send a small message whole, at once; return False if that is impossible now, as this default does.
+
+        Args:
+            lane: Source, destination and tag.
+            view: Bytes of the message, which may change after the call.
+            signature: What the message is; None: anything.
+        """
         return False
 
     def look(self) -> None:
-        """Receive arrived messages, on a link without a task for that; called before a wait."""
+        """Pass arrived messages to the engine, on a link that has no task for that; this default does nothing."""
 
     def catch_up(self) -> bool:
-        """Move the bytes that are ready, for a task that is about to sleep; return whether any moved."""
+        """Send and receive what is possible without waiting; return whether any bytes moved.
+
+        A task of this process calls it before it sleeps. This default returns False.
+        """
         return False
 
     def withdraw(self, end: Send | Receive) -> None:
-        """Cancel a call that has not ended; its callback is called all the same, at once or later."""
+        """Cancel a send or receive that has not matched; its callback is called all the same, at once or later."""
         if not end.ended:
             self.engine.withdraw(end)
             self.flush()
 
-    def give_up_waiting(self) -> None:
+    def fail_unmatched(self) -> None:
         """Fail every unmatched send and receive, because this process leaves."""
         self.engine.close()
         self.flush()
@@ -341,11 +376,11 @@ class _MatchedWire(LinkedWire[MatchedTransport]):
     def begin_send(
         self, dst: int, tag: int, data: Buffer, *, priority: int = 0, signature: Signature | None = None, done: Done
     ) -> Request | None:
-        """Send at once if that needs no waiting, or begin a send."""
+        """Send at once and return None if that needs no waiting, else begin a send; see `Wire.begin_send`."""
         view, transport = as_bytes(data), self._transport
         lane = (self.rank, dst, tag)
         link = transport.link(lane, dst)
-        if link.engine.gone is not None and (error := link.engine.loss_error(lane)) is not None:
+        if link.engine.gone is not None and (error := link.engine.peer_gone_error(lane)) is not None:
             raise error
         if view.nbytes <= transport.at_once_bytes and link.send_now(lane, view, signature):
             return None
@@ -366,7 +401,7 @@ class _MatchedWire(LinkedWire[MatchedTransport]):
         consume: Callable[[int, memoryview], None] | None = None,
         allocate: Callable[[Any], Buffer] | None = None,
     ) -> Request:
-        """Match an arrived message, or queue a receive."""
+        """Match an arrived message, or queue a receive; see `Wire.begin_recv`."""
         view = None if out is None else as_bytes(out, name="out", writable=True)
         lane = (src, self.rank, tag)
         link = self._transport.link(lane, src)
@@ -374,6 +409,7 @@ class _MatchedWire(LinkedWire[MatchedTransport]):
         receive = Receive(lane, view, nbytes, signature)
         receive.done, receive._withdraw, receive.memory = done, link.withdraw, link.memory
         receive.consume, receive.allocate = consume, allocate
+        # a match may have an answer for the sender
         if link.engine.receive(receive):
             link.flush()
         return receive
@@ -390,18 +426,10 @@ class _MatchedWire(LinkedWire[MatchedTransport]):
         return [each for engine in engines for each in engine.incoming.unexpected(self.rank, tag)]
 
     def lost(self, src: int, tag: int = 0) -> LinkLostError | None:
-        """Return the error of a receive from a process that is lost or has left."""
+        """Return the error of a receive whose sender is lost or has left; None if its message has arrived, or may."""
         lane = (src, self.rank, tag)
-        return self._transport.link(lane, src).engine.loss_error(lane)
+        return self._transport.link(lane, src).engine.peer_gone_error(lane)
 
-    @contextmanager
-    def watch(self, notify: Callable[[], None]) -> Iterator[None]:
+    def watch(self, notify: Callable[[], None]) -> AbstractContextManager[None]:
         """Call a function, for the length of a block, whenever a message arrives or a link ends."""
-        watchers = [link.engine.incoming.watchers for link in self._transport.links.values()]
-        for each in watchers:
-            each.append(notify)
-        try:
-            yield
-        finally:
-            for each in watchers:
-                each.remove(notify)
+        return watching([link.engine.incoming.watchers for link in self._transport.links.values()], notify)

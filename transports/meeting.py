@@ -1,7 +1,7 @@
 """Meetings of processes: listening, dialling, and the proof of membership on both sides of a connection.
 
-Of each pair of processes the lower member dials, and the higher one listens. `Meeting` is shared by sockets, shared
-memory and reconnection; a transport adds its own connections.
+Of each pair of processes the one with the lower index dials, and the other one listens. `Meeting` is used for sockets,
+for shared memory, and for reconnection; a transport adds its own connections.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from errno import EADDRINUSE, EADDRNOTAVAIL
 from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
@@ -18,8 +19,8 @@ import trio
 
 from transports.address import PeerAddress
 from transports.factory import Exchange
-from transports.failures import ArgumentError, LinkLostError, TransportError
-from transports.handshake import HandshakeError, advise_on_silence, greet, welcome
+from transports.failures import LinkLostError, TransportError
+from transports.handshake import HandshakeError, advise_on_silence, check_secret, greet, welcome
 from transports.identity import Hello, Identity
 
 # Probes of an idle connection: the first one after a second, then one each second.
@@ -31,25 +32,29 @@ Stream: TypeAlias = "trio.SocketStream | trio.SSLStream[trio.abc.Stream]"
 
 
 class Meeting(Generic[Result]):
-    """The meeting of one process with others of its world.
+    """Makes connections from one process to others of its world, and proves membership on both sides of each.
+
+    A place names one of these connections: (index of the other process, index of the connection to it).
 
     Args:
         identity: Identity of this process.
-        role: The purpose of the connections.
-        join_s: How long to wait for all processes.
-        handshake_s: Limit of a handshake with a process that dials.
-        prepare: Sets the options of a socket, which must not block, before the handshake.
-        finish: Makes the result from a socket, its stream, the member at the other end, and the detail of its hello.
-            The result owns the socket. After a `LinkLostError` the meeting fails.
-        discard: Closes an unwanted result.
+        role: Purpose of the connections, "rail" or "memory". A process that dials with another role is refused.
+        join_s: Seconds to wait for all processes.
+        handshake_s: Limit of a handshake with a process that dials, in seconds.
+        prepare: Called with a socket before its handshake. The function sets options, and must make the socket
+            non-blocking.
+        finish: Called after a handshake with the socket, the stream over it, the index of the other process, and the
+            detail of its hello ("" if this side has listened). Makes the result, which owns the socket. If it raises
+            `LinkLostError`, the whole meeting fails.
+        discard: Closes a result that is not wanted.
 
     Attributes:
         identity: Identity of this process.
-        sockets: Listen for the others.
-        address: The address of this process, as the others get it.
-        peers: Addresses of the other processes, by index.
-        results: The result of the meeting at each place.
-        refused: Reasons of refused connections.
+        sockets: Sockets that listen for other processes.
+        address: The address of this process, as the other processes get it; set by `join`.
+        peers: Addresses of the other processes, by index; set by `join`.
+        results: The result of `finish` for each connection, by place.
+        refused: Why connections were refused, a text for each.
 
     Raises:
         ArgumentError: The secret is empty, or a file of the certificates is wrong.
@@ -70,11 +75,11 @@ class Meeting(Generic[Result]):
         finish: Callable[[socket.socket, Stream, int, str], Awaitable[Result]],
         discard: Callable[[Result], None],
     ) -> None:
-        if not identity.secret:
-            raise ArgumentError("the secret is empty; without one anybody is a member")
+        check_secret(identity.secret)
         if identity.tls is not None:
             identity.tls.check()
         self.identity, self.join_s, self._handshake_s = identity, join_s, handshake_s
+        # until `join` passes the real ones: no address, so `close` does nothing
         self.sockets: ListeningSockets = ListeningSockets((), unix=False, pending=0, reopens=False)
         self.peers: dict[int, PeerAddress] = {}
         self.results: dict[Place, Result] = {}
@@ -96,11 +101,11 @@ class Meeting(Generic[Result]):
         """Listen, exchange addresses, and connect with the others.
 
         Args:
-            sockets: Sockets that listen for the others meanwhile.
+            sockets: Sockets on which this process listens until all are connected.
             exchange: All-gather among the processes.
-            make_address: Returns the address of this process, once it listens.
-            choose: Returns one place for each connection, once `peers` has the addresses.
-            dial: Connects with a member that listens, given its place, by `greet`.
+            make_address: Returns the address of this process; called once it listens.
+            choose: Returns the places of the connections to make; called once `peers` has the addresses.
+            dial: Called with a place, (member, index); connects with that process, which listens, by `greet`.
 
         Returns:
             The results by place, which the caller owns.
@@ -131,16 +136,15 @@ class Meeting(Generic[Result]):
         listeners: Sequence[socket.socket],
         dial: Callable[[int, int], Awaitable[Result]],
     ) -> None:
-        """Connect with all other processes within `join_s`.
+        """Connect with all other processes within `join_s`; each result is recorded in `results`.
 
         Args:
-            places: The connections to make: (number of the process, index) pairs. A process dials those with larger
-            numbers.
+            places: The connections to make. This process dials processes of a higher index; the others dial it.
             listeners: Sockets on which the others dial this process.
-            dial: Dials a place and returns the connection.
+            dial: As of `join`.
 
         Raises:
-            TransportError: A handshake failed, or a process did not come in time.
+            TransportError: A handshake failed, or a process did not connect in time.
         """
         self._places = frozenset(places)
         if self._places:
@@ -150,6 +154,7 @@ class Meeting(Generic[Result]):
                     for place in self._places:
                         if place[0] > self.identity.member:
                             nursery.start_soon(self._dial_place, dial, place)
+                    # set by the last result, and by the first failure
                     await self._complete.wait()
                     nursery.cancel_scope.cancel()
         if self._failure is not None:
@@ -158,25 +163,27 @@ class Meeting(Generic[Result]):
             raise self._missing_error(Counter(member for member, _ in missing))
 
     def _missing_error(self, missing: Counter[int]) -> LinkLostError:
-        """Return the error that names the unconnected processes, or the ones with too few connections."""
+        """Return the error that names the processes without any connection; if there are none, those with too few.
+
+        Args:
+            missing: Number of missing connections, by process.
+        """
         wanted = Counter(member for member, _ in self._places)
         absent = [member for member, count in missing.items() if count == wanted[member]]
         connections = "no connection" if absent else f"fewer than {max(wanted.values())} connections"
         peers = ", ".join(map(str, sorted(absent or missing)))
-        return LinkLostError(
-            f"process {self.identity.member} has {connections} with process {peers} after {self.join_s:g} s; "
-            "see whether these still run"
-        )
+        reason = f"process {self.identity.member} has {connections} with process {peers} after {self.join_s:g} s"
+        return LinkLostError(f"{reason}; see whether these still run")
 
     async def _dial_place(self, dial: Callable[[int, int], Awaitable[Result]], place: Place) -> None:
-        """Connect with the member of a place, and record the result, or fail the meeting."""
+        """Dial a place, and record the result; after an error the meeting fails."""
         try:
             self._record_result(place, await dial(*place))
         except TransportError as error:
             self._end_with_error(error)
 
     async def _serve_place(self, connection: socket.socket) -> None:
-        """Shake hands with a process that dials, and record the result at its place; a failure frees the place."""
+        """Shake hands on an accepted connection, and record the result at its place; a failure frees the place."""
         admitted: list[Place] = []
         try:
             result = await self.welcome(connection, partial(self._admit, admitted))
@@ -195,7 +202,7 @@ class Meeting(Generic[Result]):
             self._complete.set()
 
     def _end_with_error(self, error: TransportError) -> None:
-        """End the meeting with an error; the first error counts."""
+        """End the meeting with an error, unless it has one already."""
         self._failure = self._failure or error
         self._complete.set()
 
@@ -206,17 +213,17 @@ class Meeting(Generic[Result]):
     # -- connections --------------------------------------------------------------------------------------------------
 
     def hello(self, detail: str = "") -> Hello:
-        """Return the introduction of this process on a connection."""
+        """Return the hello of this process for a connection of this meeting."""
         return self.identity.hello(self._role, detail)
 
     async def greet(
         self, connection: socket.socket, member: int, address: object, detail: str, *, source: str, deadline_s: float
     ) -> Result:
-        """Connect a socket, which the result owns, with another process that listens; it is closed if this raises.
+        """Connect a socket with another process that listens, shake hands, and return the result of `finish`.
 
         Args:
-            connection: The socket.
-            member: The other process.
+            connection: The socket, which the result owns. It is closed if this raises.
+            member: Index of the other process.
             address: Address of the other process.
             detail: Detail of this side's hello, which names the connection.
             source: Local address to leave from; empty: any.
@@ -242,7 +249,17 @@ class Meeting(Generic[Result]):
             raise
 
     async def welcome(self, connection: socket.socket, admit: Callable[[Hello], Hello | str]) -> Result | None:
-        """Shake hands with a process that has dialled this one; None, with the socket closed, if that fails."""
+        """Shake hands with a process that has dialled this one, and return the result of `finish`.
+
+        If that fails, the socket is closed, the reason is added to `refused`, and the result is None.
+
+        Args:
+            connection: The socket, which the result owns.
+            admit: As of `handshake.welcome`.
+
+        Raises:
+            LinkLostError: As raised by `finish`.
+        """
         result: Result | None = None
         try:
             self._prepare(connection)
@@ -262,21 +279,24 @@ class Meeting(Generic[Result]):
         return stream if self.identity.tls is None else self.identity.tls.wrap(stream, serving=serving)
 
     def stranger_refusal(self, hello: Hello) -> str:
-        """Return why a process is no member of this world; empty if it is one."""
+        """Return why the sender of a hello is no member of this world; "" if it is one."""
         return self.identity.refusal(hello, self._role)
 
     def unexpected_refusal(self, hello: Hello) -> str:
-        """Return the refusal of a member that has no reason to dial this process."""
+        """Return the text that refuses a member which this process does not expect to dial."""
         detail = f", {hello.role} {hello.detail!r}" if hello.detail else ""
         return f"process {hello.member}{detail} is not expected to call process {self.identity.member}"
 
     def _admit(self, admitted: list[Place], hello: Hello) -> Hello | str:
-        """Reserve a place for a member that dials; return the answer, or the reason of the refusal.
+        """Reserve the place of a connection that another process has dialled; return this side's hello.
+
+        If the connection is refused, the reason is returned as text, and nothing is reserved.
 
         Args:
             admitted: List to which the reserved place is added.
-            hello: Introduction of the member; its detail is the index of the place.
+            hello: Hello of the other process; its detail is the index of the connection.
         """
+        # no place has the index -1
         place = hello.member, int(hello.detail) if hello.detail.isdecimal() else -1
         if reason := self.stranger_refusal(hello):
             return reason
@@ -290,18 +310,18 @@ class Meeting(Generic[Result]):
 
 
 class ListeningSockets:
-    """The listening sockets of a process, at first and whenever a connection is to be replaced.
+    """The sockets on which a process listens: at first, and again whenever a connection is to be replaced.
 
     Args:
-        addresses: Local address of each rail.
-        unix: Whether there is a Unix socket, too.
+        addresses: Local addresses to listen at, one for each rail.
+        unix: Whether to listen at a Unix socket, too.
         pending: Number of connections that may be in their handshake at once.
-        reopens: Whether `listen` is called again later: ports are kept while nothing listens.
+        reopens: Whether `listen` is called again later. Then the ports are kept while nothing listens.
 
     Attributes:
-        addresses: As passed.
-        ports: Port of each address; 0 before the first opening.
-        unix: Name of the Unix socket; empty without one.
+        addresses: The addresses of the arguments.
+        ports: Port of each address; 0 before the first `listen`.
+        unix: Name of the Unix socket; "" without one.
     """
 
     def __init__(self, addresses: Sequence[str], *, unix: bool, pending: int, reopens: bool) -> None:
@@ -318,24 +338,29 @@ class ListeningSockets:
         self._port_holders.clear()
 
     def listen(self) -> list[socket.socket]:
-        """Listen at the addresses, at first or again.
+        """Return non-blocking sockets that listen at the addresses, TCP first; the caller closes them.
 
         Raises:
-            TransportError: A port is taken.
+            TransportError: A port is taken, or an address is not of this machine.
         """
         listeners: list[socket.socket] = []
-        first = not self._port_holders
+        first, place = not self._port_holders, ""
         try:
             for address, port in zip(self.addresses, self.ports, strict=True):
+                place = f"{address}:{port}" if port else address
                 listeners.append(_make_bound_socket(address, port))
             if self.unix:
                 listeners.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                place = f"the Unix socket {self.unix}"
                 # an abstract name: it needs no file, so nothing is left whatever ends this process
                 listeners[-1].bind("\0" + self.unix)
             self.ports = tuple(listener.getsockname()[1] for listener in listeners[: len(self.addresses)])
             if first and self._reopens:
-                self._port_holders += map(_make_bound_socket, self.addresses, self.ports)
+                for address, port in zip(self.addresses, self.ports, strict=True):
+                    place = f"{address}:{port}"
+                    self._port_holders.append(_make_bound_socket(address, port))
             for listener in listeners:
+                place = str(listener.getsockname())
                 listener.setblocking(False)
                 listener.listen(self._pending)
         except OSError as error:
@@ -343,29 +368,34 @@ class ListeningSockets:
                 listener.close()
             if first:
                 self.close()
-            raise TransportError(
-                f"cannot listen at {', '.join(self.addresses)}: {error.strerror}; name addresses of this machine"
-            ) from error
+            advice = {EADDRINUSE: "another process has the port", EADDRNOTAVAIL: "name addresses of this machine"}
+            hint = f"; {advice[error.errno]}" if error.errno in advice else ""
+            raise TransportError(f"cannot listen at {place}: {error.strerror}{hint}") from error
         return listeners
 
     async def serve(
         self, listeners: Sequence[socket.socket], handle: Callable[[socket.socket], Awaitable[object]]
     ) -> None:
-        """Accept connections until cancelled, and handle each in a task of its own."""
-        # bounds the handshakes with strangers; further members wait in the system's queue
-        pending = trio.CapacityLimiter(self._pending)
+        """Accept connections until cancelled, and handle each in a task of its own.
 
-        async def handle_one(connection: socket.socket, token: object) -> None:
+        Args:
+            listeners: Sockets that listen.
+            handle: Called with each accepted connection, which it has to close. An error that it raises ends `serve`.
+        """
+        # bounds the handshakes with strangers; further members wait in the system's queue
+        free_places = trio.Semaphore(self._pending)
+
+        async def handle_one(connection: socket.socket) -> None:
             """Handle a connection, and let another one be accepted after it."""
             try:
                 await handle(connection)
             finally:
-                pending.release_on_behalf_of(token)
+                free_places.release()
 
         async def accept(listener: socket.socket) -> None:
             """Accept the connections of a listener, as long as few handshakes are unfinished."""
             while True:
-                await pending.acquire_on_behalf_of(token := object())
+                await free_places.acquire()
                 connection: socket.socket | None = None
                 try:
                     while connection is None:
@@ -373,9 +403,9 @@ class ListeningSockets:
                         with suppress(BlockingIOError, ConnectionAbortedError):  # the dialler has left again
                             connection = listener.accept()[0]
                 except BaseException:
-                    pending.release_on_behalf_of(token)
+                    free_places.release()
                     raise
-                nursery.start_soon(handle_one, connection, token)
+                nursery.start_soon(handle_one, connection)
 
         async with trio.open_nursery() as nursery:
             for listener in listeners:
@@ -383,7 +413,10 @@ class ListeningSockets:
 
 
 def _make_bound_socket(address: str, port: int) -> socket.socket:
-    """Return a socket bound to a port, which other sockets may share until one of them listens."""
+    """Return a TCP socket that is bound to a port, but does not listen; 0 is any free port.
+
+    Other sockets may be bound to the same port, so that one of them keeps the port while another one listens.
+    """
     bound = socket.socket(address_family(address), socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -400,12 +433,13 @@ def address_family(address: str) -> socket.AddressFamily:
 
 
 def keep_alive(setsockopt: Callable[[int, int, int], None], idle_s: float, silence_s: float | None) -> None:
-    """Let short messages leave at once, and let a connection break whose host answers nothing.
+    """Set TCP options: short messages leave at once, and a connection breaks if the other host does not answer.
 
     Args:
-        setsockopt: Sets an option of the socket.
-        idle_s: How long an idle connection waits for an answer.
-        silence_s: How long TCP waits for an answer to data, or until a receiver reads; None: the system's default.
+        setsockopt: Sets an option of the socket, as `socket.setsockopt` does.
+        idle_s: Seconds without an answer after which an idle connection breaks.
+        silence_s: Seconds after which a connection breaks whose data is not acknowledged, or not read by the receiver;
+            None: the system's default.
     """
     setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -12,7 +12,7 @@ from transports.shared_memory import factory as memory
 
 
 def wants_sockets(bootstrap: Bootstrap) -> bool:
-    """Return whether the user has chosen an option that only sockets have, or no shared memory."""
+    """Return whether the user's options ask for sockets alone: without shared memory, or with options of sockets."""
     options = bootstrap.options
     chosen = (
         options.get("shared_memory") == 0,
@@ -25,7 +25,9 @@ def wants_sockets(bootstrap: Bootstrap) -> bool:
 
 
 def factory(bootstrap: Bootstrap) -> Transport:
-    """Make a process's end of both: processes that can share memory do, all others are joined by sockets.
+    """Make the transport of a process: shared memory to processes of this host, sockets to all others.
+
+    Sockets alone, if the user's options ask for that.
 
     Raises:
         ArgumentError: An option has an impossible value.

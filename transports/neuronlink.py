@@ -1,15 +1,16 @@
 """NeuronLink: ranks of one process meet in memory, and a receiver reads the sender's own buffer.
 
-A message is a rendezvous. The end that comes first waits in the mailbox of the receiving rank; the second one moves the
-bytes and ends both. Nothing is copied except into a buffer that the receiver asked to have filled.
+A message is a rendezvous. The send or receive that begins first waits in the mailbox of the receiving rank. The second
+one moves the bytes and ends both. Bytes are copied only if the receiver has passed a buffer.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from time import perf_counter_ns
@@ -26,31 +27,35 @@ from transports.failures import ArgumentError, TransportClosedError, TransportEr
 from transports.matching.ends import Lane, MessageEnd, Receive, Send, pop_first
 from transports.request import Done, Request
 from transports.signature import OPEN_SIGNATURE, PlainSignature, Signature
-from transports.wire import OPEN, Envelope, Wire, check_tag, describe_ranks
+from transports.wire import OPEN, Envelope, Wire, check_tag, describe_ranks, watching
 
-#: From this size on, `NeuronLink` copies in a worker thread: a GiB takes a tenth of a second or more, in which the
-#: event loop would stand still; below, the copy costs no more than waking a thread (about 100 us).
+#: From this size on, `NeuronLink` copies in a worker thread, because the copy of a GiB would block the event loop for a
+#: tenth of a second or more. A shorter copy takes no longer than waking a thread (about 100 us).
 THREAD_COPY_BYTES = 1 << 20
 
 
 class _LocalSend(Send):
-    """A send, with the time since which it waits for its receive."""
+    """A send within the process."""
 
-    since_ns: int
+    since_ns: int  # Time since which it waits for its receive, on the clock of `perf_counter_ns`
 
 
 class _LocalReceive(Receive):
-    """A receive, whose delivery is the memory of its sender."""
+    """A receive within the process. Its delivery is the memory of the sender."""
 
     link: NeuronLink
     sender: Send
 
     def delivery(self) -> Delivery:
+        """Return the sender's memory on loan; its release ends the send."""
         return _Loan(self.link, self.sender)
 
 
 class _Loan(Delivery):
-    """The memory of a sender. The send fails if the loan is dropped: parts of the view may still be read."""
+    """The memory of a sender, on loan to the receiver; the release ends the send.
+
+    If the loan is dropped without a release, the send fails: arrays made from the view may still read the memory.
+    """
 
     __slots__ = ("_sender",)
 
@@ -61,29 +66,22 @@ class _Loan(Delivery):
 
     def __del__(self) -> None:
         if self._finish is not None:
-            error = TransportError(
-                "the receiver dropped the Delivery of this message without release(); release each Delivery"
-            )
-            # the garbage collector runs anywhere: within other work of the loop, in other threads, after its end
+            reason = "the receiver dropped the Delivery of this message without release()"
+            error = TransportError(f"{reason}; release each Delivery")
+            # The garbage collector may run in any thread, within other work of the loop, and after the end of the loop
+            # (`RuntimeError`).
             with suppress(RuntimeError):
                 current_trio_token().run_sync_soon(self._sender.end, error)
 
 
+@dataclass(slots=True, eq=False)
 class _Mailbox:
-    """The unmatched messages of one receiving rank. For each lane, only one of the two dicts has an entry.
+    """The unmatched sends and receives of one receiving rank. A lane has an entry in one of the two dicts at most."""
 
-    Attributes:
-        sends: Sends without a receive.
-        receives: Receives without a send.
-        watchers: Functions to call when a send arrives or the transport closes.
-    """
-
-    __slots__ = ("receives", "sends", "watchers")
-
-    def __init__(self) -> None:
-        self.sends: dict[Lane, deque[_LocalSend]] = {}
-        self.receives: dict[Lane, deque[_LocalReceive]] = {}
-        self.watchers: list[Callable[[], None]] = []
+    sends: dict[Lane, deque[_LocalSend]] = field(default_factory=dict)  # Sends without a receive
+    receives: dict[Lane, deque[_LocalReceive]] = field(default_factory=dict)  # Receives without a send
+    # Functions to call when a send arrives or the transport closes
+    watchers: list[Callable[[], None]] = field(default_factory=list)
 
     def notify_watchers(self) -> None:
         """Notify the tasks that wait for any message."""
@@ -91,7 +89,7 @@ class _Mailbox:
             notify()
 
     def withdraw(self, end: MessageEnd) -> None:
-        """Cancel a send or a receive, unless its other end has arrived."""
+        """Cancel a send or a receive, unless its other end has arrived; then nothing happens."""
         queues: Any = self.sends if isinstance(end, Send) else self.receives
         if end in queues.get(end.lane, ()):
             queues[end.lane].remove(end)
@@ -101,19 +99,19 @@ class _Mailbox:
 
 
 class NeuronLink(Transport):
-    """The in-process transport: every wire in one process, zero-copy.
+    """The transport between ranks of one process, without copies.
 
-    A send returns once the receiver has consumed the bytes. `Wire.recv` loans the sender's memory itself. A matched
-    pair of 8 bytes costs about 10 us, nearly all of it two task switches. Priorities are accepted and change nothing:
-    handing over a reference takes no time that another message could want.
+    A send returns once the receiver has received the bytes into its buffer, or released the loan: `Wire.recv` loans the
+    sender's own memory. A message of 8 bytes costs about 10 us, nearly all of it two task switches. Priorities change
+    nothing, because messages do not wait for each other.
 
     Args:
-        ranks: Their number, or the ranks themselves.
-        thread_copy_bytes: `Wire.recv_into` copies messages of this size and larger in a worker thread. None never
-            uses a thread, which is right on a clock that does not run by itself.
+        ranks: The number of ranks, or the ranks themselves.
+        thread_copy_bytes: `Wire.recv_into` copies messages of this length and longer in a worker thread. None: it never
+            uses a thread, as is right with a clock that does not run by itself.
 
     Raises:
-        ArgumentError: No ranks, or one of them twice or negative.
+        ArgumentError: There are no ranks, or a rank is negative or named twice.
     """
 
     def __init__(self, ranks: int | Sequence[int], *, thread_copy_bytes: int | None = THREAD_COPY_BYTES) -> None:
@@ -146,7 +144,7 @@ class NeuronLink(Transport):
         return self._wires[rank]
 
     async def aclose(self) -> None:
-        """Raise `TransportClosedError` in all unmatched operations and in later calls; matched ones finish."""
+        """Close: unmatched operations and later calls fail with `TransportClosedError`; matched operations finish."""
         self._closed = True
         for box in self.mailboxes.values():
             waiting: list[MessageEnd] = [*chain(*box.sends.values(), *box.receives.values())]
@@ -158,17 +156,24 @@ class NeuronLink(Transport):
         await cancel_shielded_checkpoint()
 
     def _mailbox_at(self, rank: int) -> _Mailbox:
+        """Return the mailbox of a rank; `ArgumentError` if the rank is not here."""
         try:
             return self.mailboxes[rank]
         except KeyError:
+            reason = f"there is no rank {rank} here"
             raise ArgumentError(
-                f"there is no rank {rank} here; this NeuronLink joins {describe_ranks(self.ranks)}"
+                f"{reason}; this NeuronLink joins {describe_ranks(self.ranks)}; pass one of them"
             ) from None
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
     def receiver_mailbox(self, lane: Lane, peer: int) -> _Mailbox:
-        """Return the mailbox of the receiver; raises the errors of a wrong peer, a wrong tag or a closed transport."""
+        """Return the mailbox of the receiver; raises the errors of a wrong peer, a wrong tag or a closed transport.
+
+        Args:
+            lane: Source, destination and tag.
+            peer: The rank with which the caller exchanges the message: the source or the destination.
+        """
         src, dst, tag = lane
         check_tag(tag)
         self._mailbox_at(peer)
@@ -177,19 +182,18 @@ class NeuronLink(Transport):
         return self.mailboxes[dst]
 
     def match(self, sender: Send, receiver: _LocalReceive) -> None:
-        """Move the bytes of a message whose ends have both arrived."""
+        """Move the bytes from a send to its receive; if lengths or signatures differ, end both with errors.
+
+        The receive ends now, unless a thread copies the bytes. The send of a loan ends at the release.
+        """
+        receiver.matched = True
         signature, sent, sent_bytes = receiver.signature, sender.signature, sender.nbytes
         agree = signature is sent or signature is None or sent is None or signature.agrees(sent.fingerprint)
-        if not (agree and sent_bytes == receiver.nbytes):
-            error, expected_bytes = receiver.refusal(sent_bytes, _to_plain(sent)), receiver.nbytes
-            if error is not None:
-                if expected_bytes == OPEN:
-                    expected_bytes = sent_bytes
-                theirs = sender.mismatch(_to_plain(signature), sent_bytes=sent_bytes, expected_bytes=expected_bytes)
-                self.end((receiver, error), (sender, theirs or sender.refused_error()))
-                return
+        # False from `_refuse_mismatch`: a receive of any length has taken over the length of the message
+        if not (agree and sent_bytes == receiver.nbytes) and self._refuse_mismatch(sender, receiver):
+            return
         if receiver.wants_loan:
-            receiver.sender = sender
+            receiver.sender = sender  # the send ends when the receiver releases its memory
             self.end((receiver, None))
         elif sent_bytes < self._thread_copy_bytes:
             receiver.view[:] = sender.view  # type: ignore[index,assignment]  # they keep their bytes until they end
@@ -198,8 +202,26 @@ class NeuronLink(Transport):
             self._copies.append((sender, receiver))
             self._copy_in_threads()
 
+    def _refuse_mismatch(self, sender: Send, receiver: _LocalReceive) -> bool:
+        """End a send and its receive with errors if they differ; return whether they did.
+
+        They do not differ if the receive is of any length: it then gets its length, and its memory, here.
+        """
+        error = receiver.refusal(sender.nbytes, _to_plain(sender.signature))
+        if error is None:
+            return False
+        expected_bytes = sender.nbytes if receiver.nbytes == OPEN else receiver.nbytes
+        theirs = _to_plain(receiver.signature)
+        mismatch = sender.mismatch(theirs, sent_bytes=sender.nbytes, expected_bytes=expected_bytes)
+        self.end((receiver, error), (sender, mismatch or sender.refused_error()))
+        return True
+
     def end(self, *ends: tuple[MessageEnd, Exception | None]) -> None:
-        """End calls. Callbacks may begin messages; their ends wait in the queue, so that the stack does not grow."""
+        """End sends and receives, each with its error; None: it has succeeded.
+
+        Their callbacks may begin other messages, which end at once and call this method again. Such ends wait in a
+        queue, so that the stack does not grow.
+        """
         ending = self._ending
         ending.extend(ends)
         if self._notifying:
@@ -223,7 +245,7 @@ class NeuronLink(Transport):
             start_thread_soon(copy, partial(_call_in_loop, token, partial(self._finish_copy, sender, receiver)))
 
     def _finish_copy(self, sender: Send, receiver: _LocalReceive) -> None:
-        """End both ends of a copied message, and start the next copy."""
+        """End the send and the receive of a copied message, and start the next copy. The event loop calls it."""
         self._idle_threads += 1
         self._copy_in_threads()
         self.end((receiver, None), (sender, None))
@@ -236,10 +258,9 @@ def factory(bootstrap: Bootstrap) -> NeuronLink:
         ArgumentError: There are several processes.
     """
     if len(bootstrap.placement) > 1:
-        raise ArgumentError(
-            f"neuronlink joins the ranks of one process; there are {len(bootstrap.placement)}; "
-            "name a transport between processes, such as efa, or start all ranks in one process"
-        )
+        advice = "name a transport between processes, such as efa, or start all ranks in one process"
+        count = len(bootstrap.placement)
+        raise ArgumentError(f"neuronlink joins the ranks of one process; there are {count}; {advice}")
     return NeuronLink(bootstrap.ranks)
 
 
@@ -253,7 +274,7 @@ class _NeuronLinkWire(Wire):
     def begin_send(
         self, dst: int, tag: int, data: Buffer, *, priority: int = 0, signature: Signature | None = None, done: Done
     ) -> Request | None:
-        """Send to a receive that waits, or wait for one."""
+        """Send to a receive that waits, or wait for one; see `Wire.begin_send`. The priority changes nothing."""
         lane = self.rank, dst, tag
         send, box = _LocalSend(lane, as_bytes(data), priority, signature), self._link.receiver_mailbox(lane, dst)
         send.done, send._withdraw = done, box.withdraw
@@ -278,7 +299,7 @@ class _NeuronLinkWire(Wire):
         consume: Callable[[int, memoryview], None] | None = None,
         allocate: Callable[[Any], Buffer] | None = None,
     ) -> Request:
-        """Receive from a send that waits, or wait for one."""
+        """Receive from a send that waits, or wait for one; see `Wire.begin_recv`. `consume` is never called."""
         view, lane = None if out is None else as_bytes(out, name="out", writable=True), (src, self.rank, tag)
         receive, box = _LocalReceive(lane, view, nbytes, signature), self._link.receiver_mailbox(lane, src)
         receive.done, receive._withdraw, receive.allocate, receive.link = done, box.withdraw, allocate, self._link
@@ -289,36 +310,32 @@ class _NeuronLinkWire(Wire):
         return receive
 
     def check(self, peer: int, tag: int = 0) -> None:
-        """Raise the error of a message with a peer that cannot be."""
+        """Raise the error that a message with the peer would raise at the call, if any; see `Wire.check`."""
+        # called for its errors
         self._link.receiver_mailbox((peer, self.rank, tag), peer)
 
     def unexpected(self, tag: int | None = None) -> list[Envelope]:
         """Return the sends to this rank that no receive has met."""
-        sends = self._link.mailboxes[self.rank].sends.values()
-        return [
-            Envelope(src=src, dst=dst, tag=of, nbytes=send.nbytes, since_ns=send.since_ns, signature=_to_plain(sent))
-            for send in chain(*sends)
-            for (src, dst, of), sent in ((send.lane, send.signature),)
-            if tag in (None, of)
-        ]
+        envelopes: list[Envelope] = []
+        for (src, dst, lane_tag), sends in self._link.mailboxes[self.rank].sends.items():
+            for send in sends if tag in (None, lane_tag) else ():
+                signature, nbytes, since_ns = _to_plain(send.signature), send.nbytes, send.since_ns
+                envelopes.append(
+                    Envelope(src=src, dst=dst, tag=lane_tag, nbytes=nbytes, since_ns=since_ns, signature=signature)
+                )
+        return envelopes
 
-    @contextmanager
-    def watch(self, notify: Callable[[], None]) -> Iterator[None]:
+    def watch(self, notify: Callable[[], None]) -> AbstractContextManager[None]:
         """Call a function, for the length of a block, whenever a send arrives or the transport closes."""
-        watchers = self._link.mailboxes[self.rank].watchers
-        watchers.append(notify)
-        try:
-            yield
-        finally:
-            watchers.remove(notify)
+        return watching([self._link.mailboxes[self.rank].watchers], notify)
 
 
 def _call_in_loop(token: trio.lowlevel.TrioToken, function: Callable[[], None], _: object) -> None:
-    """Let the event loop call a function, unless the loop has ended; for threads."""
+    """Let the event loop call a function, unless the loop has ended. Threads call it."""
     with suppress(trio.RunFinishedError):
         token.run_sync_soon(function)
 
 
 def _to_plain(signature: Signature | None) -> PlainSignature:
-    """Return a signature as the other end of a message gets it."""
+    """Return the values of a signature, as the other end of a message gets them; None is the open signature."""
     return OPEN_SIGNATURE if signature is None else PlainSignature(signature.fingerprint, signature.text)

@@ -1,8 +1,8 @@
 """Paced: the latency and bandwidth of a real wire, emulated on the clock that Trio runs on.
 
-Each directed pair of ranks has a wire of its own. A wire is a *plan*: the order and the ideal instants at which the
-messages handed to it leave. A new message changes the plan; nothing else does. So no task has to be awake when a
-message starts or ends, one task begins all messages, and late wake-ups never add up to a lower rate.
+Each directed pair of ranks has a wire of its own. A wire is a *plan*: the order in which its messages leave, and the
+exact times at which they do. Only a new or a removed message changes the plan. So one task begins the messages of all
+wires, and late wake-ups of that task never add up to a lower rate.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from transports.request import Done, Request
 from transports.wire import Wire
 from transports.wrappers import Delaying, RelayedRequest, WrappedWire
 
-#: A more urgent message waits at most this long for the one that is leaving. Half a millisecond is short against a
-#: gradient bucket and costs nothing here, where no task wakes at a boundary; a power of two keeps virtual times exact.
+#: A more urgent message waits at most this long for the one that is leaving. Half a millisecond is short compared with
+#: the transfer of a gradient bucket. It costs nothing, because no task wakes at a boundary. A power of two keeps
+#: virtual times exact.
 QUANTUM_S = 2.0**-11
 
 
@@ -36,8 +37,8 @@ class LinkSpeed:
         ArgumentError: A latency below zero or not finite; a bandwidth not above zero.
     """
 
-    latency_s: float  # From the last byte leaving to the message being there; the next message may leave meanwhile
-    bandwidth_bytes_per_s: float  # Bytes leaving per second; may be ``inf``
+    latency_s: float  # From the departure of a message's last byte to its arrival; other messages may leave in between
+    bandwidth_bytes_per_s: float  # Bytes that leave per second; may be ``inf``
 
     def __post_init__(self) -> None:
         if not 0 <= self.latency_s < math.inf:
@@ -49,18 +50,19 @@ class LinkSpeed:
 def by_kind(
     kind_of: Callable[[int, int], str], speeds: Mapping[str, LinkSpeed | None]
 ) -> Callable[[int, int], LinkSpeed | None]:
-    """Return a function that gives each pair of ranks the speed of its kind of link.
+    """Return the `links` argument of `Paced` for a fabric with a few kinds of links.
 
     Args:
-        kind_of: Names the kind of link between two ranks.
-        speeds: The speed of each kind; None leaves links of that kind alone.
+        kind_of: Called with two ranks, src and dst; returns the kind of the link between them, as text.
+        speeds: The speed of each kind; None: links of that kind are not slowed down.
 
     Returns:
-        A function for `Paced`. It raises `ArgumentError` for a kind that ``speeds`` does not name.
+        A function that returns the speed between two ranks. It raises `ArgumentError` for a kind that ``speeds`` does
+        not name.
     """
 
     def find_speed(src: int, dst: int) -> LinkSpeed | None:
-        """Return the speed of the link between two ranks."""
+        """Return the speed of the link between two ranks; None: it is not limited."""
         kind = kind_of(src, dst)
         if kind not in speeds:
             raise ArgumentError(f"no speed for links of kind {kind!r}; speeds names {', '.join(map(repr, speeds))}")
@@ -69,38 +71,27 @@ def by_kind(
     return find_speed
 
 
+@dataclass(slots=True, eq=False)
 class PlannedTransfer:
-    """A message on a wire's plan.
+    """A message on the plan of a wire."""
 
-    Args:
-        nbytes: Length of the message.
-        planned: Takes the time of its last byte whenever that changes.
-
-    Attributes:
-        urgency: The priority it really has: no more urgent than an earlier message of its tag, which it must follow.
-        left_bytes: Bytes that have not left yet, as of the wire's last decision.
-        sent_at_s: When its last byte leaves, if nothing more urgent comes.
-    """
-
-    __slots__ = ("left_bytes", "planned", "sent_at_s", "tag", "urgency")
-
-    def __init__(self, tag: int, nbytes: int, urgency: int, planned: Callable[[float], None]) -> None:
-        self.tag: int = tag
-        self.left_bytes: float = nbytes
-        self.urgency: int = urgency
-        self.planned: Callable[[float], None] = planned
-        self.sent_at_s: float = math.inf
+    tag: int
+    left_bytes: float  # Bytes that have not left, at the time from which on the wire is planned
+    # The effective priority: the message must follow earlier ones of its tag, so it is not more urgent than they are
+    urgency: int
+    planned: Callable[[float], None]  # Called with the time of arrival, at first and whenever that time changes
+    sent_at_s: float = math.inf  # Planned time at which the last byte leaves
 
 
 class PlannedWire:
-    """One direction between two ranks: a pure state machine; callers pass the time.
+    """The wire from one rank to another: a pure state machine; callers pass the time.
 
-    One message leaves at a time, the most urgent first, in order of arrival among equals. A strictly more urgent
-    arrival takes the wire at the next quantum boundary of the message that holds it.
+    One message leaves at a time, the most urgent first; among equally urgent ones the first that was added. The message
+    that is leaving is interrupted only for a more urgent one, after a whole number of quanta.
 
     Args:
         speed: Latency and bandwidth of the wire.
-        quantum_s: Time for which a message holds the wire at least.
+        quantum_s: Length of a quantum in seconds.
     """
 
     def __init__(self, speed: LinkSpeed, *, quantum_s: float = QUANTUM_S) -> None:
@@ -108,21 +99,32 @@ class PlannedWire:
         self._latency_s = speed.latency_s
         self._quantum_s = quantum_s
         self._queue: list[PlannedTransfer] = []  # in the order in which they leave
-        self._busy_until_s = -math.inf  # transfers before are decided; from then on the queue leaves, back to back
-        self._last_of_tag: dict[int, PlannedTransfer] = {}
+        # Start of the plan: until then the wire carries bytes that no call can change; then the queue leaves without
+        # gaps.
+        self._busy_until_s = -math.inf
+        self._last_of_tag: dict[int, PlannedTransfer] = {}  # the message of each tag that was added last
 
     def add(
         self, tag: int, nbytes: int, *, priority: int, now_s: float, planned: Callable[[float], None]
     ) -> PlannedTransfer:
-        """Add a message to the plan; ``planned`` is called with its time of arrival, also whenever that changes.
+        """Add a message to the plan; ``planned`` is called with its time of arrival, now and whenever that changes.
 
-        Cost: O(1) behind messages that are as urgent, plus one call for each message that it overtakes.
+        Cost: one call of ``planned`` for the message, and one for each message that it overtakes.
+
+        Args:
+            tag: Messages of one tag leave in the order of their calls.
+            nbytes: Length of the message.
+            priority: Lower is more urgent.
+            now_s: The time, which never goes back.
+            planned: Called with the time of arrival, on the clock of `now_s`.
         """
         self._drop_departed(now_s)
         last = self._last_of_tag.get(tag)
+        # a higher number is less urgent
         urgency = priority if last is None else max(priority, last.urgency)
         transfer = self._last_of_tag[tag] = PlannedTransfer(tag, nbytes, urgency, planned)
         place = bisect_right(self._queue, urgency, key=lambda other: other.urgency)
+        # more urgent than the message that is leaving now
         if place == 0:
             self._interrupt_first(now_s)
         self._queue.insert(place, transfer)
@@ -130,7 +132,10 @@ class PlannedWire:
         return transfer
 
     def remove(self, transfer: PlannedTransfer, *, now_s: float) -> None:
-        """Remove a message that has not left; a quantum of it that is leaving leaves in full."""
+        """Remove a message from the plan, unless it has left.
+
+        If the message is leaving now, the wire stays busy until the end of its present quantum.
+        """
         self._drop_departed(now_s)
         if transfer.sent_at_s <= now_s:
             return
@@ -143,16 +148,17 @@ class PlannedWire:
             self._plan_times_from(place)
 
     def _drop_departed(self, now_s: float) -> None:
-        """Drop messages that left before `now_s`; those that leave now stay, so that the order of calls decides
-        nothing.
-        """
+        """Drop messages that left before `now_s`, not at `now_s`: calls at the same time may come in any order."""
         while self._queue and self._queue[0].sent_at_s < now_s:
             self._drop_first_transfer()
         if not self._queue:
             self._busy_until_s = max(self._busy_until_s, now_s)
 
     def _interrupt_first(self, now_s: float) -> None:
-        """Free the wire at the next quantum boundary of the message that is leaving, if one is."""
+        """Let the plan begin at the next quantum boundary of the message that is leaving; nothing if none is.
+
+        Bytes that leave before the boundary are no longer part of the plan.
+        """
         if not self._queue or self._busy_until_s >= now_s:
             return
         first = self._queue[0]
@@ -165,7 +171,7 @@ class PlannedWire:
             self._busy_until_s = boundary_s
 
     def _plan_times_from(self, place: int) -> None:
-        """Compute the times of the messages from a place in the queue on, and report their arrivals."""
+        """Compute the times of the messages at `place` and behind it in the queue, and report their arrivals."""
         at_s = self._queue[place - 1].sent_at_s if place else self._busy_until_s
         for transfer in self._queue[place:]:
             at_s += transfer.left_bytes / self._bytes_per_s
@@ -173,34 +179,37 @@ class PlannedWire:
             transfer.planned(at_s + self._latency_s)
 
     def _drop_first_transfer(self) -> None:
+        """Remove the first message of the queue, whose last byte has left, from the plan."""
         first = self._queue.pop(0)
         self._busy_until_s = first.sent_at_s
         self._forget_tag(first)
 
     def _forget_tag(self, transfer: PlannedTransfer) -> None:
-        """Forget a message as the latest one of its tag."""
+        """Remove a message from `_last_of_tag`, so that later messages of its tag need not follow it."""
         if self._last_of_tag.get(transfer.tag) is transfer:
             del self._last_of_tag[transfer.tag]
 
 
 class Paced(Delaying):
-    """Gives a fast transport the speed of a slower one.
+    """A transport that slows another one down to the speed of real links.
 
-    A message enters the inner transport when its last byte would have arrived, so ``send`` returns after delivery.
-    Wires start to carry a message at its send, whether or not its receiver waits. A rank has no wire to itself.
+    A message is sent over the inner transport at the time at which its last byte would have arrived, so ``send``
+    returns after delivery. The emulated transfer begins at the send, whether or not the receiver waits. Messages of a
+    rank to itself are not slowed down.
 
-    Only `trio.current_time` and deadlines are used, so it works on any clock of Trio: `trio.testing.MockClock` too
-    (``clock="virtual"`` has no transport); on one that does not run by itself, give `NeuronLink` inside
-    ``thread_copy_bytes=None``. On the real clock Trio on Linux wakes up to a millisecond late (``epoll`` counts whole
-    milliseconds): a single message may be that late, a stream of them keeps its rate.
+    Times come from Trio's clock, which may be `trio.testing.MockClock` (``clock="virtual"`` has no transport). With a
+    clock that does not run by itself, pass ``thread_copy_bytes=None`` to an inner `NeuronLink`. On the real clock, Trio
+    on Linux wakes up to a millisecond late (``epoll`` counts whole milliseconds): a single message may be that late; a
+    stream of messages keeps its rate.
 
     Args:
         inner: The transport that carries the bytes.
-        links: The speed from a rank to a rank, asked once per pair; None leaves that pair alone.
-        quantum_s: How long a more urgent message waits at most for the one that is leaving.
+        links: Called once for each pair (src, dst); returns the speed from `src` to `dst`. None: that pair is not
+            slowed down.
+        quantum_s: Longest time that a more urgent message waits for the one that is leaving.
 
     Raises:
-        ArgumentError: A quantum that is not above zero.
+        ArgumentError: The quantum is not above zero, or not finite.
     """
 
     def __init__(
@@ -218,14 +227,17 @@ class Paced(Delaying):
         return _PacedWire(wire, self)
 
     def find_wire(self, src: int, dst: int) -> PlannedWire | None:
-        """Return the wire between two ranks; None if the pair is not paced."""
+        """Return the plan of the wire from `src` to `dst`, made at the first call; None: it is not slowed down."""
         if (src, dst) not in self._planned:
+            # a rank has no wire to itself
             speed = None if src == dst else self._links(src, dst)
             self._planned[src, dst] = None if speed is None else PlannedWire(speed, quantum_s=self._quantum_s)
         return self._planned[src, dst]
 
 
 class _PacedWire(WrappedWire):
+    """Wire of one rank, whose sends take the time that the links allow."""
+
     def __init__(self, inner: Wire, paced: Paced) -> None:
         super().__init__(inner, paced.peers)
         self._paced = paced
@@ -233,7 +245,7 @@ class _PacedWire(WrappedWire):
     def begin_send(
         self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Done, **options: Any
     ) -> Request | None:
-        """Send a message when its last byte would have arrived over the wire."""
+        """Send a message when its last byte would have arrived over the wire; arguments are as of `Wire.begin_send`."""
         view, lane = self.check_send(dst, tag, data), (self.rank, dst, tag)
         begin = partial(self.inner.begin_send, dst, tag, view, priority=priority, **options)
         wire, later = self._paced.find_wire(self.rank, dst), self._paced.later
@@ -245,7 +257,7 @@ class _PacedWire(WrappedWire):
         transfer = wire.add(tag, view.nbytes, priority=priority, now_s=trio.current_time(), planned=planned)
 
         def leave() -> None:
-            """Make room on the wire, and on the lane."""
+            """Remove the message from the wire's plan, and from the messages that are held."""
             wire.remove(transfer, now_s=trio.current_time())
             later.drop(lane, request)
 

@@ -26,15 +26,16 @@ def usable_cores() -> frozenset[int]:
 
 
 def leave_core() -> bool:
-    """Move the calling thread to another usable core; True if there is one.
+    """Move the calling thread to another usable core; False if there is none, or if the system does not allow it.
 
-    It is bound to none: the scheduler may move it again at once.
+    The thread is not bound to the new core: the scheduler may move it again at once.
     """
     try:
         allowed = os.sched_getaffinity(0)
         others = allowed - {_libc().sched_getcpu()}
         if not 0 < len(others) < len(allowed):
             return False
+        # without the present core in the set, the thread must move; then all cores are allowed again
         os.sched_setaffinity(0, others)
         os.sched_setaffinity(0, allowed)
     except (OSError, AttributeError):  # not every system has that, or allows it
@@ -44,19 +45,18 @@ def leave_core() -> bool:
 
 @cache
 def _libc() -> ctypes.CDLL:
+    """Return the C library."""
     return ctypes.CDLL(None)
 
 
 class Crowding:
-    """Leaves a core that turns out to be shared, unless that has not helped lately.
+    """Moves a polling thread away from a core that other threads need; less often while that does not help.
 
     Args:
-        leave: Leaves the core.
-        clock_s: Seconds on a clock that does not go back.
-        shared_s: Other threads need a core if they run there for so long.
+        leave: Moves the calling thread to another core; returns whether it moved.
+        clock_s: Returns the seconds on a clock that does not go back.
+        shared_s: Other threads need a core if they run on it for at least this many seconds at once.
     """
-
-    __slots__ = ("_clock_s", "_leave", "_left_s", "_pause_s", "_shared_s")
 
     def __init__(
         self,
@@ -66,12 +66,16 @@ class Crowding:
         shared_s: float = _SHARED_S,
     ) -> None:
         self._leave, self._clock_s, self._shared_s = leave, clock_s, shared_s
+        # so long ago that the first move is not delayed
         self._left_s, self._pause_s = clock_s() - _LONGEST_S, _FIRST_S
 
     def leave_if_shared(self, others_ran_s: float) -> bool:
-        """Move this thread to another core if others have just run on its core for long; return whether it moved.
+        """Move the calling thread to another core if other threads need this one; return whether it moved.
 
-        Not if that was tried lately.
+        If a move was tried shortly before, nothing happens, and the result is False.
+
+        Args:
+            others_ran_s: How many seconds other threads have just run on this core.
         """
         if others_ran_s < self._shared_s:
             return False
@@ -79,16 +83,13 @@ class Crowding:
         since_s = now_s - self._left_s
         if since_s < self._pause_s:
             return False
-        calm = since_s > self._pause_s + _FORGIVEN_S
-        self._pause_s = _FIRST_S if calm else min(2 * self._pause_s, _LONGEST_S)
+        # long after the pause the thread had the core to itself: the next pause is the shortest again
+        had_core_alone = since_s > self._pause_s + _FORGIVEN_S
+        self._pause_s = _FIRST_S if had_core_alone else min(2 * self._pause_s, _LONGEST_S)
         self._left_s = now_s
         return self._leave()
 
 
-# Waking another process takes 15 us and more, and being woken as long: a process looks for a moment before it sleeps.
-# Measured on 2 processes that share memory, 8 bytes: 5 us with 50 us of that, 33 without (without a framework around
-# it).
-_LOOK_S = 50e-6
 # The peer may need this core, or be busy for long. After `_TRIES` looks in vain only every `_PROBE`-th wait begins with
 # a look.
 _TRIES, _PROBE = 3, 16
@@ -100,35 +101,46 @@ _GIVEN_UP = 64
 
 
 class Patience:
-    """Decides how long to look before sleeping, by the success of recent looks.
+    """Decides for how long to poll before sleeping, by the success of recent polls.
+
+    Each call of `take` that returns more than 0 is followed by a poll, and then by `learn` or `give_up`.
+
+    Polling saves the 15 us and more that it takes to wake a process. Measured for a message of 8 bytes between 2
+    processes that share memory, without a framework around it: 5 us with polls of 50 us, 33 us without.
 
     Args:
-        look_s: How long, each time.
-        crowding: Leaves cores that other threads need, too; None: the thread stays.
+        look_s: Duration of a poll in seconds.
+        crowding: Moves the thread away from cores that other threads need; None: the thread stays.
     """
 
-    __slots__ = ("_crowding", "_failed", "_look_s", "_passed_over", "_probe")
-
-    def __init__(self, look_s: float = _LOOK_S, crowding: Crowding | None = None) -> None:
+    def __init__(self, look_s: float, crowding: Crowding | None = None) -> None:
         self._look_s, self._crowding = look_s, crowding
         self._failed = self._passed_over = 0
         self._probe = _PROBE
 
     def take(self) -> float:
-        """Return how many seconds to poll now; `learn` or `give_up` follows unless that is 0."""
+        """Return how many seconds to poll now: the duration of a poll, or 0 if recent polls have failed."""
         if self._failed < _TRIES:
             return self._look_s
+        # after failures only every `_probe`-th call polls, to see whether polling helps again
         self._passed_over = (self._passed_over + 1) % self._probe
         return 0.0 if self._passed_over else self._look_s
 
     def learn(self, *, came: bool) -> None:
-        """Record whether the poll was successful."""
+        """Record the success of a poll: `came` if the awaited message came during it."""
         self._failed, self._probe = (0 if came else self._failed + 1), _PROBE
 
     def leave_if_crowded(self, others_ran_s: float) -> bool:
-        """Leave a core that other threads have just used for this long; True if polling should go on."""
+        """Move the thread to another core if others have just used this one for long; return whether it moved.
+
+        If it moved, the poll may continue, because it holds up no other thread now.
+
+        Args:
+            others_ran_s: How many seconds other threads have just run on this core.
+        """
         return self._crowding is not None and self._crowding.leave_if_shared(others_ran_s)
 
     def give_up(self) -> None:
-        """Record that polling has held this process up."""
+        """Record that the poll has held up other threads, so that the next calls of `take` return 0."""
+        # as after many failures; only the `_GIVEN_UP`-th call polls again
         self._failed, self._passed_over, self._probe = _TRIES, 0, _GIVEN_UP

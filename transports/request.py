@@ -16,26 +16,31 @@ Done: TypeAlias = "Callable[[Request], None]"
 class Request:
     """A send or receive under way.
 
-    A wire may derive its own, or make this one and call `end`.
+    A wire may make requests of this class and call `end`, or requests of a subclass.
 
     Args:
-        done: Called at the end.
+        done: Called once with the request at its end.
         nbytes: Length of the message.
-        withdraw: Cancels the request if it has not matched; None: it is left alone.
+        withdraw: Called with the request to cancel it if it has not matched; None: it cannot be cancelled.
 
     Attributes:
         ended: The request has finished, failed or been withdrawn, and its callback has been called.
         error: The error of a failed request.
         withdrawn: The request was cancelled before it matched, as if it had never been made.
-        nbytes: Length of the message; of a receive of any length once it has matched.
-        theirs: Signature of the other end, where the two ends differ, or the length was `OPEN`.
+        matched: The receive has met its message, so that it finishes even if it is cancelled. Not every wire sets it:
+            only one whose `withdraw` takes effect at once.
+        nbytes: Length of the message; of a receive of any length only once it has matched.
+        view: The caller's bytes, for wires; None after the end, when the caller may resize its buffer.
+        theirs: Signature of the other end, if the two ends differ, or the length was `OPEN`; otherwise None.
         loan: The message of a receive without a buffer.
     """
 
     ended: bool = False
     withdrawn: bool = False
+    matched: bool = False
     error: Exception | None = None
     nbytes: int = 0
+    view: memoryview | None = None
     theirs: PlainSignature | None = None
     loan: memoryview | None = None
     done: Done | None
@@ -45,23 +50,31 @@ class Request:
         self.done, self.nbytes, self._withdraw = done, nbytes, withdraw
 
     def end(self, error: Exception | None = None, *, withdrawn: bool = False) -> None:
-        """End the request, and call `done`; for wires. A request that has ended stays as it is."""
+        """End the request, and call `done`. Wires call this; on a request that has ended it does nothing.
+
+        Args:
+            error: Error of a request that failed; None: the request has succeeded, or was withdrawn.
+            withdrawn: Whether the request was cancelled before it met its other end.
+        """
         if not self.ended:
-            self.ended, self.error, self.withdrawn = True, error, withdrawn
+            self.ended, self.error, self.withdrawn, self.view = True, error, withdrawn, None
+            # cleared before the call, so that nothing holds the callback's objects longer
             done, self.done = self.done, None
             if done is not None:
                 done(self)
 
     def make_memory(self, allocate: Callable[[Any], Buffer]) -> memoryview:
-        """Return the memory of `allocate` for a message whose length is known now; for wires.
+        """Call `allocate` with this request, whose length is known now, and return the memory as bytes. For wires.
 
         Raises:
-            ArgumentError: It has another length, or cannot be written.
-            Exception: `allocate` has raised it.
+            ArgumentError: The memory has another length than the message, or cannot be written.
+            Exception: Any error of `allocate`.
         """
         view = as_bytes(allocate(self), name="the memory of allocate", writable=True)
         if view.nbytes != self.nbytes:
-            raise ArgumentError(f"allocate returned {view.nbytes} bytes for a message of {self.nbytes}")
+            raise ArgumentError(
+                f"allocate returned {view.nbytes} bytes for a message of {self.nbytes}; return request.nbytes bytes"
+            )
         return view
 
     def withdraw(self) -> None:
@@ -70,27 +83,29 @@ class Request:
             self._withdraw(self)
 
     def look(self) -> bool:
-        """Poll for a moment, on behalf of a task that is about to sleep; return False where a wire cannot.
+        """Poll for a moment before a task sleeps; return whether the wire can poll. This default returns False.
 
-        The callback may be called during the poll. The event loop's thread only.
+        The request may end during the poll. To be called in the event loop's thread only.
         """
         return False
 
     def wait(self, seconds: float) -> bool:
-        """Wait in a thread, without the interpreter lock, until no more bytes move; False if they may, or unsupported.
+        """Block the calling thread, without the interpreter lock, until all bytes have moved, `seconds` at most.
 
-        After True, the thread calls `settle_in_thread`, or lets the event loop call `settle`.
+        Returns:
+            Whether the bytes have moved. Then the thread calls `settle_in_thread`, or lets the event loop call
+            `settle`. False: the time is over, or the wire cannot wait in a thread, as by default.
         """
         return False
 
     def settle(self) -> None:
-        """Record the end that a thread has waited for, and call the callback once."""
+        """End the request after a thread has waited for it with `wait`; this default does nothing."""
 
     def settle_in_thread(self) -> bool:
-        """Settle in the calling thread, which runs in place of the event loop; return whether that was possible."""
+        """Do what `settle` does, in a thread that runs in place of the event loop; False if that is impossible."""
         return False
 
     def delivery(self) -> Delivery:
-        """Return the message of a receive without a buffer; once."""
+        """Return the message of a receive without a buffer that has ended without an error. Call it once."""
         assert self.loan is not None, "only a receive without a buffer delivers its message"
         return Delivery(self.loan.toreadonly())

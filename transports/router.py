@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 class Router(Transport):
     """Sends every message over the first of its parts that joins the two ranks.
 
-    Parts are in order of preference, such as memory inside a process, then sockets. It adds one look-up to a message.
+    The look-up of the part is all that a router adds to the cost of a message.
 
     Args:
-        parts: Transports of the same local ranks.
+        parts: Transports of the same local ranks, in order of preference, such as memory, then sockets.
 
     Raises:
         ArgumentError: No parts, or parts with other local ranks.
@@ -31,30 +31,28 @@ class Router(Transport):
     def __init__(self, parts: Sequence[Transport]) -> None:
         if not parts or any(part.ranks != parts[0].ranks for part in parts):
             owned = ", ".join(f"{type(part).__name__} of ranks {list(part.ranks)}" for part in parts)
-            raise ArgumentError(
-                f"parts: a router joins transports of the same local ranks, got {owned or 'no transport'}; "
-                "name one or more transports, each made with the same ranks"
-            )
+            reason = f"parts: a router joins transports of the same local ranks, got {owned or 'no transport'}"
+            raise ArgumentError(f"{reason}; name one or more transports, each made with the same ranks")
         self.parts: tuple[Transport, ...] = tuple(parts)
         self.ranks: tuple[int, ...] = parts[0].ranks
         self.peers: tuple[int, ...] = tuple(sorted({peer for part in parts for peer in part.peers}))
         self._wires = {rank: _RouterWire(self, rank) for rank in self.ranks}
 
     def shares_memory(self, ranks: Sequence[int]) -> bool:
-        """Return whether all of the ranks live in this process and the parts that join them share their memory.
+        """Return whether all of the ranks live in this process, and the parts that join them share memory.
 
-        A group that reaches into another process does not, however much of it lives here.
+        A group with a rank of another process never does.
         """
         if not set(ranks) <= set(self.ranks):
             return False
         return all(self._find_part(ranks[0], rank).shares_memory(ranks) for rank in ranks)
 
     def board(self, key: int, ranks: Sequence[int]) -> Board | None:
-        """Return the board of the first part that has one for all of the ranks."""
+        """Return the board of the first part that has one for all of the ranks; None if no part has."""
         return next((board for part in self.parts if (board := part.board(key, ranks)) is not None), None)
 
     def loan(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
-        """Return memory of the first part that has some."""
+        """Return memory of the first part that has some, and its release; None if no part has."""
         return next((loan for part in self.parts if (loan := part.loan(nbytes)) is not None), None)
 
     def spans_hosts(self, ranks: Sequence[int]) -> bool:
@@ -62,16 +60,17 @@ class Router(Transport):
         return any(part.spans_hosts(ranks) for part in self.parts)
 
     @property
-    def socket_placement(self) -> tuple[tuple[int, ...], ...]:
+    def ranks_joined_by_sockets(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each process, if sockets of a part join all processes."""
-        return next(filter(None, (part.socket_placement for part in self.parts)), ())
+        return next(filter(None, (part.ranks_joined_by_sockets for part in self.parts)), ())
 
     def lose(self, ranks: Sequence[int], reason: str) -> None:
-        """Give up lost ranks in every part."""
+        """Fail the calls that wait for lost ranks, in every part."""
         for part in self.parts:
             part.lose(ranks, reason)
 
     def _find_part(self, rank: int, peer: int) -> Transport:
+        """Return the first part that reaches a peer; `ArgumentError` if none does."""
         for part in self.parts:
             if peer in part.peers:
                 return part
@@ -84,7 +83,8 @@ class Router(Transport):
             ArgumentError: The rank does not live here.
         """
         if rank not in self._wires:
-            raise ArgumentError(f"there is no rank {rank} here; this router serves {describe_ranks(self.ranks)}")
+            served = describe_ranks(self.ranks)
+            raise ArgumentError(f"there is no rank {rank} here; this router serves {served}; ask for one of these")
         return self._wires[rank]
 
     @asynccontextmanager
@@ -102,6 +102,8 @@ class Router(Transport):
 
 
 class _RouterWire(Wire):
+    """Wire of one rank: each call goes to the wire of the part that reaches the peer."""
+
     def __init__(self, router: Router, rank: int) -> None:
         self.rank = rank
         self._router = router
@@ -115,13 +117,16 @@ class _RouterWire(Wire):
         return route
 
     def begin_send(self, dst: int, tag: int, data: Buffer, *, done: Done, **options: Any) -> Request | None:
+        """Begin a send on the wire that reaches `dst`; see `Wire.begin_send`."""
         return self.route(dst).begin_send(dst, tag, data, done=done, **options)
 
     def begin_recv(self, src: int, tag: int, out: Buffer | None, nbytes: int, *, done: Done, **options: Any) -> Request:
+        """Begin a receive on the wire that reaches `src`; see `Wire.begin_recv`."""
         return self.route(src).begin_recv(src, tag, out, nbytes, done=done, **options)
 
     @property
     def _parts(self) -> list[Wire]:
+        """The wires of this rank in all parts."""
         return [part.wire(self.rank) for part in self._router.parts]
 
     def unexpected(self, tag: int | None = None) -> list[Envelope]:

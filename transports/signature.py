@@ -15,9 +15,9 @@ PARTS = 0xFFFFFF << 40, 0xFFFFF << 20, 0xFFFFF
 
 
 class Signature(Protocol):
-    """Description of a message by one of its ends.
+    """Description of a message by its sender or its receiver.
 
-    Wires keep dictionaries by the object, so one call has one object.
+    Wires use the object as the key of dictionaries, so all messages of one call should pass the same object.
     """
 
     @property
@@ -26,15 +26,21 @@ class Signature(Protocol):
 
     @property
     def text(self) -> bytes:
-        """The call in a few bytes, at most `TEXT_BYTES`; only errors and receives of any length read it."""
+        """Description of the call, at most `TEXT_BYTES` long; only errors and receives of any length read it."""
 
     def agrees(self, theirs: int) -> bool:
-        """Whether the other end's fingerprint is of the same call, as `parts_agree` says."""
+        """Whether the other end's fingerprint may be of the same call, see `parts_agree`."""
 
 
 def parts_agree(first: int, second: int) -> bool:
-    """Return whether every part of two fingerprints is equal, or open on one side."""
+    """Return whether each part of two fingerprints (see `PARTS`) is equal, or is 0 (open) on one side.
+
+    >>> shape_2, shape_3, same_kind_any_shape = 1 << 40 | 2, 1 << 40 | 3, 1 << 40
+    >>> parts_agree(shape_2, shape_3), parts_agree(shape_2, same_kind_any_shape)
+    (False, True)
+    """
     difference = first ^ second
+    # a part differs only if it differs in a bit and is 0 on neither side
     return not difference or not any(difference & part and first & part and second & part for part in PARTS)
 
 
@@ -51,7 +57,7 @@ class PlainSignature:
     text: bytes = b""
 
     def agrees(self, theirs: int) -> bool:
-        """Whether another fingerprint is of the same call."""
+        """Whether another fingerprint may be of the same call, see `parts_agree`."""
         return parts_agree(self.fingerprint, theirs)
 
 

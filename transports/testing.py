@@ -33,6 +33,10 @@ MakePair: TypeAlias = Callable[[], AbstractAsyncContextManager[tuple[Wire, Wire]
 class ContractViolation(AssertionError):
     """A transport broke a promise.
 
+    Args:
+        check: Name of the check that saw it, a key of `CHECKS`.
+        reason: The promise, and the fact against it.
+
     Attributes:
         check: Name of the check that saw it, a key of `CHECKS`.
         reason: The promise, and the fact against it.
@@ -51,11 +55,11 @@ async def check_transport(
 
     Args:
         make_pair: Opens two connected wires of different ranks for the length of an ``async with``.
-        scale: How hard to try.
+        scale: Numbers and lengths of messages, and time limits.
         only: Names of the checks to run; all by default.
 
     Raises:
-        ContractViolation: Naming the first check that failed.
+        ContractViolation: A check failed; the error names the check. Later checks are not run.
         ArgumentError: ``scale`` is no `Scale`, or ``make_pair`` does not open two wires.
         KeyError: ``only`` names an unknown check.
     """
@@ -66,8 +70,13 @@ async def check_transport(
 async def run_check(name: str, make_pair: MakePair, *, scale: Scale) -> None:
     """Run one check on a fresh pair.
 
+    Args:
+        name: A key of `CHECKS`.
+        make_pair: As of `check_transport`.
+        scale: Numbers and lengths of messages, and time limits.
+
     Raises:
-        ContractViolation: It failed, hung, or ended with an error that is no part of the contract.
+        ContractViolation: The check failed, hung, or ended with an error that is no part of the contract.
         ArgumentError: ``scale`` is no `Scale`, or ``make_pair`` does not open two wires.
         KeyError: There is no check of this name.
     """
@@ -89,15 +98,19 @@ async def run_check(name: str, make_pair: MakePair, *, scale: Scale) -> None:
     if isinstance(failure, _NoPair):
         raise ArgumentError(str(failure))
     if failure is not None:
-        cause: BaseException = failure
-        while isinstance(cause, BaseExceptionGroup):
-            cause = cause.exceptions[0]
-        late = isinstance(cause, trio.TooSlowError)  # its context are all tasks that were cancelled
-        raise ContractViolation(name, _describe_failure(cause, check, scale)) from None if late else cause
+        cause = _find_root_cause(failure)
+        # the context of a `TooSlowError` would print every task that was cancelled
+        late = isinstance(cause, trio.TooSlowError)
+        raise ContractViolation(name, _describe_failure(name, cause, check, scale)) from None if late else cause
+
+
+def _find_root_cause(failure: BaseException) -> BaseException:
+    """Return the error itself; of a group, the first error within it, through all nested groups."""
+    return _find_root_cause(failure.exceptions[0]) if isinstance(failure, BaseExceptionGroup) else failure
 
 
 class _NoPair(Exception):
-    """A result of `make_pair` that is no pair of endpoints; not an error of the transport under test."""
+    """`make_pair` did not open two wires: an error of the caller, not of the transport under test."""
 
 
 def _call_make_pair(make_pair: MakePair) -> AbstractAsyncContextManager[tuple[Wire, Wire]]:
@@ -114,20 +127,29 @@ def _call_make_pair(make_pair: MakePair) -> AbstractAsyncContextManager[tuple[Wi
 
 
 def _check_endpoints(ends: object) -> tuple[Wire, Wire]:
-    """Return the two wires of an opened pair; `_NoPair` if there are none."""
+    """Return the two wires that `make_pair` has opened; raise `_NoPair` if it opened anything else."""
     if isinstance(ends, tuple | list) and len(ends) == 2 and all(isinstance(end, Wire) for end in ends):
         return ends[0], ends[1]
     raise _NoPair(f"make_pair: expected it to open two wires, as of transport.wire(rank), got {ends!r}")
 
 
-def _describe_failure(cause: BaseException, check: Rule, scale: Scale) -> str:
-    """Return the text of a failed check: the broken promise, or the error and the promise of the check."""
+def _describe_failure(name: str, cause: BaseException, check: Rule, scale: Scale) -> str:
+    """Return the text of a failed check: what failed, how to run the check alone, and the promise.
+
+    Args:
+        name: Name of the check.
+        cause: The error that ended the check. The text of a `BrokenPromise` already has the promise.
+        check: The check; the first paragraph of its docstring is the promise.
+        scale: The limits under which it ran.
+    """
+    again = f"run it alone: check_transport(make_pair, only=[{name!r}])"
     if isinstance(cause, BrokenPromise):
-        return str(cause)
+        return f"{cause}; {again}"
     late = isinstance(cause, trio.TooSlowError)
-    seen = f"still waiting after {scale.timeout_s:g} s" if late else f"{type(cause).__name__}: {cause}"
+    limit = f"{scale.timeout_s:g} s (Scale.timeout_s)"
+    seen = f"still waiting after {limit}" if late else f"{type(cause).__name__}: {cause}"
     promise = " ".join((check.__doc__ or "").partition("\n\n")[0].split())
-    return f"{seen}; the promise: {promise}"
+    return f"{seen}; {again}; the promise: {promise}"
 
 
 #: Every check by name, in the order in which `check_transport` runs them.

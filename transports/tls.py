@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Tls:
     """Certificates for mutual TLS: both sides show theirs, both check the other's against one authority.
 
-    Host names are not checked: processes move between machines, and an authority that signs for one job vouches for
-    membership, not for an address. Give each job an authority of its own, or one that signs for no other job.
+    Host names are not checked, because processes move between machines: any certificate of the authority admits a
+    process. So give each job an authority that signs for no other job.
     """
 
     certificate: str | PathLike[str]  # PEM file with this process's certificate, and the chain up to the authority
@@ -28,18 +28,18 @@ class Tls:
     authority: str | PathLike[str]  # PEM file with the certificate of the authority that signed those of all processes
 
     def check(self) -> None:
-        """Read the files now, so that a wrong one is known before the first connection.
+        """Read the files, so that a wrong one is found before the first connection.
 
         Raises:
-            ArgumentError: A file is missing or wrong; names the files.
+            ArgumentError: A file is missing or wrong; the message names the files.
         """
         self._make_context(serving=True)
         self._make_context(serving=False)
 
     def wrap(self, stream: trio.abc.Stream, *, serving: bool) -> trio.SSLStream[trio.abc.Stream]:
-        """Encrypt a connection, over which nothing has been said yet; the first use shakes hands.
+        """Return an encrypted stream over a connection that has carried no bytes yet.
 
-        Errors of the encryption appear as `trio.BrokenResourceError` when the stream is used.
+        The TLS handshake takes place at the first use of the stream. Its errors are `trio.BrokenResourceError`.
 
         Args:
             stream: The connection; the result owns it.
@@ -52,18 +52,17 @@ class Tls:
 
     def _make_context(self, *, serving: bool) -> ssl.SSLContext:
         """Read the files, and return a context for TLS 1.3 that requires a certificate of the other side."""
-        for name in (self.certificate, self.key, self.authority):
-            if not Path(name).is_file():
-                raise ArgumentError(f"TLS: there is no file {name}; name a certificate, its key and the authority")
+        for field, path in (("certificate", self.certificate), ("key", self.key), ("authority", self.authority)):
+            if not Path(path).is_file():
+                raise ArgumentError(f"TLS: {field}: there is no file {path}; name one that exists")
         purpose = ssl.Purpose.CLIENT_AUTH if serving else ssl.Purpose.SERVER_AUTH
         try:
             context = ssl.create_default_context(purpose, cafile=self.authority)
             context.load_cert_chain(self.certificate, self.key, password=_no_password)
         except (OSError, ValueError) as error:
             files = f"certificate {self.certificate}, key {self.key}, authority {self.authority}"
-            raise ArgumentError(
-                f"TLS: {files}: {error}; name files that belong together, and a key without a password"
-            ) from error
+            advice = "name files that belong together, and a key without a password"
+            raise ArgumentError(f"TLS: {files}: {error}; {advice}") from error
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
@@ -71,4 +70,5 @@ class Tls:
 
 
 def _no_password() -> str:
+    """Raise `ValueError`: `ssl` asks for a password only if the key is encrypted."""
     raise ValueError("the key is encrypted")

@@ -6,8 +6,8 @@ Messages are begun by plain functions, so that no message needs a task; awaiting
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -50,8 +50,8 @@ class Envelope:
     dst: int
     tag: int
     nbytes: int
-    # Time of the arrival of an announced message, on the clock of `perf_counter_ns`: a receive from any source takes
-    # the oldest message, also of several transports. By default the time at which the envelope was made.
+    # Time at which the message was announced here, on the clock of `perf_counter_ns`. A receive from any source takes
+    # the oldest message of all transports. By default the time at which the envelope was made.
     since_ns: int = field(default_factory=perf_counter_ns, compare=False, repr=False)
     signature: PlainSignature = field(default=OPEN_SIGNATURE, compare=False, repr=False)  # Of the sender
 
@@ -59,22 +59,23 @@ class Envelope:
 class Wire(ABC):
     """End of a transport at which one rank sends and receives.
 
-    A wire has `begin_send`, `begin_recv`, `unexpected`, `watch` and `check`.
+    A subclass has to define `begin_send`, `begin_recv`, `unexpected`, `watch` and `check`.
 
     Promises of every wire, which ``transports.testing.check_transport`` proves:
 
-    * **Order.** Messages with the same (src, dst, tag) are received in the order in which their sends were begun, by
-      receives in the order in which these were begun. Messages of different tags are independent: one that nobody
-      receives yet blocks no other.
-    * **Ends.** `done` is called once for each request, in the event loop's thread, or in one that runs in its place.
+    * **Order.** Sends and receives with the same (src, dst, tag) match in the order in which each side began them.
+      Messages of different tags are independent: a message that nobody receives yet blocks no other.
+    * **Ends.** `done` is called once for each request, in the event loop's thread, or in a thread that runs in place of
+      the event loop.
     * **Cancellation.** A request that is withdrawn before both ends have met is as if it had never been made. After
-      that, it is completed first: memory that the other end reads or writes is never given back early.
+      they have met, the message is completed first: memory that the other end reads or writes is never given back
+      early.
     * **Signatures.** Where the two ends meet, signatures are compared, then lengths. Both ends that wait raise
       `SignatureMismatchError` or `LengthMismatchError`. Zero bytes are a message.
     * **Checkpoints.** Every awaiting call is a Trio checkpoint, also when it need not wait.
 
     Attributes:
-        rank: The rank whose end this is.
+        rank: The rank that sends and receives here.
         within_host: Whether messages go through memory of this host.
     """
 
@@ -87,19 +88,21 @@ class Wire(ABC):
     ) -> Request | None:
         """Begin to send the bytes of ``data``.
 
-        Whether the send ends before somebody receives depends on the wire and on the size; do not rely on either.
+        Whether the send can end before a rank receives the message depends on the wire and on the size.
 
         Args:
             dst: Receiving rank.
             tag: ``0 <= tag < 2**64``.
             data: C-contiguous buffer; must not change until the end.
             priority: Lower is more urgent, negative allowed. Orders messages that wait for the same wire.
-            signature: What the message is; compared with the receiver's before the lengths. None: it may be anything.
-            done: Called once with the request, perhaps before this returns. It must neither raise nor wait; after an
-                error it must not use the wire.
+            signature: What the message is. It is compared with the signature of the receive before the lengths are.
+                None: the message may be anything.
+            done: Called once with the request, perhaps before `begin_send` returns. The callback must neither raise nor
+                wait, and after an error it must not use the wire.
 
         Returns:
-            The send, which has ended if `done` has been called. None, without a call of `done`, if it has left.
+            The send, which has ended if `done` has been called. None if the message has left at once; `done` is not
+            called then.
 
         Raises:
             ArgumentError: For an unknown rank, a bad tag or a bad buffer; `done` is not called then.
@@ -120,21 +123,21 @@ class Wire(ABC):
         consume: Callable[[int, memoryview], None] | None = None,
         allocate: Callable[[Any], Buffer] | None = None,
     ) -> Request:
-        """Begin to receive the next message of (src, tag) into ``out``, or without it as a read-only view on loan.
+        """Begin to receive the next message of (src, tag) into ``out``; if `out` is None, as a read-only view on loan.
 
         Args:
             src: Sending rank.
             tag: ``0 <= tag < 2**64``.
-            out: C-contiguous writable buffer of `nbytes`; neither read nor write it until the end.
+            out: C-contiguous writable buffer of `nbytes`, which nobody may read or write until the end; or None.
             nbytes: Length of the message. `OPEN`, without `out`: any.
-            signature: What the message must be; a `SignatureMismatchError` ends both sides if it is something else.
+            signature: What the message must be; another message ends both sides with a `SignatureMismatchError`.
             done: As for `begin_send`.
-            consume: Without `out`, called with the offset and the bytes of each piece of a long message as it arrives.
-                The bytes are valid until it returns. It must neither raise nor wait. A wire calls it for all pieces,
-                and then the delivery is empty, or for none.
-            allocate: For a message of any length, called with the receive once its `nbytes` and `theirs` are known.
-                It returns memory of that length, for which it is as with `out`. If it raises, the receive ends with
-                that error, and the message is refused. Without it, the message is on loan.
+            consume: Without `out`, called with the offset and the bytes of each piece of a long message that arrives.
+                The bytes are valid during the call. The callback must neither raise nor wait. A wire calls it either
+                for all pieces, and then the delivery is empty, or for none.
+            allocate: For a message of any length: called with the request once `request.nbytes` and `request.theirs`
+                are known. It returns a writable buffer of that length, which is then used like `out`. If it raises, the
+                receive ends with that error, and the message is refused. Without `allocate`, the message is on loan.
 
         Returns:
             The receive; if `done` has been called, it has ended.
@@ -151,51 +154,64 @@ class Wire(ABC):
 
     @abstractmethod
     def watch(self, notify: Callable[[], None]) -> AbstractContextManager[None]:
-        """Call a function, for the length of a block, whenever a message without a receive, or a loss, may be there."""
+        """Return a context in which `notify` is called whenever a message without a receive may have arrived.
+
+        It is called, too, when a peer may have been lost.
+        """
 
     @abstractmethod
     def check(self, peer: int, tag: int = 0) -> None:
-        """Raise the error of a message with a peer that cannot be: `ArgumentError`, or `TransportClosedError`."""
+        """Raise the error that a message with the peer would raise at the call; do nothing if it would raise none.
+
+        Raises:
+            ArgumentError: The peer is not reached, or the tag is out of range.
+            TransportClosedError: The transport is not open.
+        """
 
     def lost(self, src: int, tag: int = 0) -> LinkLostError | None:
-        """Return the error of a receive whose message has not arrived and never will, because its wire has ended."""
+        """Return the error of a receive whose message cannot arrive any more, because the wire to `src` has ended.
+
+        None if the message has arrived or still may. This default returns None.
+        """
         return None
 
     def route(self, peer: int) -> Wire:
-        """Return the wire that carries the messages with a peer, after `check`: this one, or one within it.
+        """Return the wire that carries the messages with a peer: this one, or, in a router, one of its parts' wires.
 
-        It has the answers of `takes_threads`, `promise_wait`, `catch_up` and `patience` for the peer.
+        Callers ask that wire for `takes_threads`, `promise_wait`, `catch_up` and `polling_patience`. Errors are as of
+        `check`.
         """
         self.check(peer)
         return self
 
     @property
-    def patience(self) -> Patience | None:
-        """Limit of polling with `catch_up` before sleep; None where polling never helps."""
+    def polling_patience(self) -> Patience | None:
+        """How long a task polls with `catch_up` before it sleeps, learnt from past waits; None: polling never helps."""
         return None
 
     def takes_threads(self, peer: int) -> bool:
-        """Whether a thread that runs in place of the event loop may begin messages with a peer."""
+        """Whether another thread than the event loop's may begin messages with a peer; this default returns False."""
         return False
 
     def promise_wait(self, peer: int) -> None:  # noqa: B027 - most wires wake nothing
-        """Say that a thread is about to begin a message with a peer, and to wait for its end right after.
+        """Announce that the calling thread will begin a message with a peer now, and wait for its end right after.
 
-        Nothing else need be woken for what comes before that wait. A message that ends at once, a wait, and the next
-        turn of the event loop each end the promise.
+        Until then the wire need not wake the event loop for arrivals, because the wait handles them. The promise ends
+        with that wait, with a message that ends at once, or at the next turn of the event loop. By default it has no
+        effect.
         """
 
     def catch_up(self, peer: int) -> bool:
         """Move the bytes from and to a peer that are ready, without waiting for the transport's own task.
 
-        For a caller that is about to sleep. Requests may end here, and their callbacks are called; a callback must not
-        call this.
+        A caller uses it before it sleeps. Requests may end during the call, so callbacks may be called; a callback must
+        not call `catch_up`.
 
         Args:
             peer: The other rank.
 
         Returns:
-            Whether anything was moved.
+            Whether any bytes were moved. This default returns False.
 
         Raises:
             TransportClosedError: This end is closed.
@@ -207,16 +223,33 @@ class Wire(ABC):
     async def send(
         self, dst: int, tag: int, data: Buffer, *, priority: int = 0, signature: Signature | None = None
     ) -> None:
-        """Send, and wait for the end: the buffer is the caller's again. Arguments and errors are as of `begin_send`."""
+        """Send, and wait for the end, after which the caller may write into the buffer again.
+
+        Arguments and errors are as of `begin_send`. Errors with which the request ends, such as `LengthMismatchError`,
+        are raised as well.
+        """
         await finish(partial(self.begin_send, dst, tag, data, priority=priority, signature=signature))
 
     async def recv_into(self, src: int, tag: int, out: Buffer, *, signature: Signature | None = None) -> None:
-        """Receive into ``out``, which has exactly the length of the message; as `begin_recv`."""
+        """Receive into ``out``, a buffer of exactly the length of the message, and wait for the end.
+
+        Other arguments and errors are as of `begin_recv`.
+        """
         view = as_bytes(out, name="out", writable=True)
         await finish(partial(self.begin_recv, src, tag, view, view.nbytes, signature=signature))
 
     async def recv(self, src: int, tag: int, nbytes: int, *, signature: Signature | None = None) -> Delivery:
-        """Receive a message of `nbytes`, or `OPEN`, on loan; as `begin_recv`."""
+        """Receive a message on loan, and wait for it; the caller releases the returned delivery.
+
+        Args:
+            src: Sending rank.
+            tag: ``0 <= tag < 2**64``.
+            nbytes: Length of the message; `OPEN`: any length.
+            signature: What the message must be; None: anything.
+
+        Raises:
+            ArgumentError: `nbytes` is negative. Other errors are as of `begin_recv`.
+        """
         if nbytes < 0:
             raise ArgumentError(f"nbytes is {nbytes}; a message has 0 bytes or more")
         request = await finish(partial(self.begin_recv, src, tag, None, nbytes, signature=signature))
@@ -225,6 +258,9 @@ class Wire(ABC):
 
     def announced(self, choices: Sequence[tuple[int, int]]) -> Envelope | None:
         """Return the message that `wait_any` would return at once; None if there is none.
+
+        Args:
+            choices: (src, tag) of each message; at least one.
 
         Raises:
             ArgumentError: For an unknown rank or a bad tag, or no choices.
@@ -240,10 +276,10 @@ class Wire(ABC):
         return min(found, key=attrgetter("since_ns"), default=None)
 
     async def wait_any(self, choices: Sequence[tuple[int, int]]) -> Envelope:
-        """Wait until one of some messages has been announced, without receiving it; for receives from any source.
+        """Wait until one of several messages has been announced, and do not receive it.
 
-        A message counts as announced from the arrival of its announcement until a receive matches it. Nothing else is
-        promised: another task may receive it before this one does.
+        Receives from any source use this. A message counts as announced from the arrival of its announcement until a
+        receive matches the message. After `wait_any` returns, another task may still receive the message first.
 
         Args:
             choices: (src, tag) of each message; at least one.
@@ -253,9 +289,10 @@ class Wire(ABC):
 
         Raises:
             ArgumentError: At once, for an unknown rank or a bad tag, or no choices.
-            LinkLostError: No choice has a message, and one never will: its wire is cut or its peer is gone.
+            LinkLostError: No choice has a message, and one choice cannot get any: its wire is cut or its peer is gone.
             TransportClosedError: This end is closed.
         """
+        # before the checkpoint, so that wrong choices raise at once
         changed, envelope = trio.Event(), self.announced(choices)
         await trio.lowlevel.checkpoint()
         with self.watch(lambda: changed.set()):
@@ -276,14 +313,19 @@ async def finish(begin: Callable[..., Request | None]) -> Request | None:
     """Begin a message, wait for its end, and raise its error; withdraw it if the task is cancelled.
 
     Args:
-        begin: Called with `done`; None from it is the end of a send that has left.
+        begin: `begin_send` or `begin_recv` with all arguments but `done`.
+
+    Returns:
+        The request, which has ended without an error; None: `begin` returned None, because the message left at once.
     """
     await checkpoint_if_cancelled()
     task: Task | None = None
-    thread, token, give_up, cancelling = get_ident(), current_trio_token(), _go_on, False
+    thread, token, cancelling = get_ident(), current_trio_token(), False
+    raise_cancelled: RaiseCancelT | None = None  # once the task is cancelled
 
     def done(request: Request) -> None:
         """Wake the task, unless its cancellation has withdrawn the request."""
+        # without a task the end came within `begin`, and nobody sleeps
         if task is None or (cancelling and request.withdrawn):
             return
         if get_ident() == thread:
@@ -292,11 +334,15 @@ async def finish(begin: Callable[..., Request | None]) -> Request | None:
             token.run_sync_soon(reschedule, task)
 
     def abort(raise_cancel: RaiseCancelT) -> Abort:
-        """Withdraw the request of a cancelled task, which wakes now if that succeeded, and otherwise at the end."""
-        nonlocal give_up, cancelling
-        give_up, cancelling = raise_cancel, True
+        """Withdraw the request, because Trio cancels the task; return whether the task may wake now.
+
+        After `Abort.FAILED` the task sleeps on until the request ends, see `trio.lowlevel.wait_task_rescheduled`.
+        """
+        nonlocal raise_cancelled, cancelling
+        raise_cancelled, cancelling = raise_cancel, True
         assert request is not None, "there is nothing to wait for"
         request.withdraw()
+        # an end within `withdraw` is reported by the result of this function, a later one by `done`
         cancelling = False
         return Abort.SUCCEEDED if request.ended and request.withdrawn else Abort.FAILED
 
@@ -306,15 +352,28 @@ async def finish(begin: Callable[..., Request | None]) -> Request | None:
     else:
         task = current_task()
         await wait_task_rescheduled(abort)
-    if request is not None and request.withdrawn:
-        give_up()
+    if request is not None and request.withdrawn and raise_cancelled is not None:
+        raise_cancelled()
     if request is not None and request.error is not None:
         raise request.error
     return request
 
 
-def _go_on() -> None:
-    """Do nothing: the task was not cancelled."""
+@contextmanager
+def watching(watchers: Sequence[list[Callable[[], None]]], notify: Callable[[], None]) -> Iterator[None]:
+    """Add `notify` to lists of callbacks for the length of a block.
+
+    Args:
+        watchers: The lists; a wire calls all functions of a list of its own.
+        notify: The function to add.
+    """
+    for functions in watchers:
+        functions.append(notify)
+    try:
+        yield
+    finally:
+        for functions in watchers:
+            functions.remove(notify)
 
 
 def describe_ranks(ranks: tuple[int, ...]) -> str:

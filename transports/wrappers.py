@@ -17,16 +17,18 @@ import trio
 
 from transports.base import Transport
 from transports.buffers import Buffer, Delivery, as_bytes
-from transports.failures import ArgumentError, LinkLostError, TransportClosedError
+from transports.failures import ArgumentError, LinkLostError, TransportClosedError, lane_fields
 from transports.request import Done, Request
-from transports.signature import PlainSignature
 from transports.wire import Envelope, Wire, check_tag, describe_ranks
 
 
 class Wrapper(Transport):
-    """A transport around another one. Subclasses say how they wrap a wire.
+    """A transport around another one. Subclasses override `wrap`, which makes their wires.
 
-    It shares no memory: a short cut through memory would lead around the wrapper.
+    A wrapper shares no memory: ranks that copied from each other's memory would bypass it.
+
+    Args:
+        inner: The wrapped transport.
     """
 
     def __init__(self, inner: Transport) -> None:
@@ -37,7 +39,7 @@ class Wrapper(Transport):
 
     @abstractmethod
     def wrap(self, wire: Wire) -> Wire:
-        """Return the wire to use in place of an inner one."""
+        """Return the wire to use in place of `wire`, a wire of the inner transport."""
 
     def wire(self, rank: int) -> Wire:
         """Return the wrapped wire of a local rank."""
@@ -65,11 +67,11 @@ class Wrapper(Transport):
 
 
 class WrappedWire(Wire):
-    """A wire around another one: everything goes straight through, unless a subclass overrides it.
+    """A wire around another one. Every call is passed on to the inner wire, unless a subclass overrides it.
 
     Args:
-        inner: The other one.
-        peers: Ranks that it reaches.
+        inner: The wrapped wire.
+        peers: Ranks that the inner wire reaches.
     """
 
     def __init__(self, inner: Wire, peers: Sequence[int]) -> None:
@@ -78,11 +80,11 @@ class WrappedWire(Wire):
         self._peers = frozenset(peers)
 
     def begin_send(self, dst: int, tag: int, data: Buffer, *, done: Done, **options: Any) -> Request | None:
-        """Begin a send of the inner wire; options are those of `Wire.begin_send`."""
+        """Begin a send of the inner wire; arguments and options are those of `Wire.begin_send`."""
         return self.inner.begin_send(dst, tag, data, done=done, **options)
 
     def begin_recv(self, src: int, tag: int, out: Buffer | None, nbytes: int, *, done: Done, **options: Any) -> Request:
-        """Begin a receive of the inner wire; options are those of `Wire.begin_recv`."""
+        """Begin a receive of the inner wire; arguments and options are those of `Wire.begin_recv`."""
         return self.inner.begin_recv(src, tag, out, nbytes, done=done, **options)
 
     def unexpected(self, tag: int | None = None) -> Sequence[Envelope]:
@@ -94,15 +96,24 @@ class WrappedWire(Wire):
         return self.inner.watch(notify)
 
     def check(self, peer: int, tag: int = 0) -> None:
-        """Raise the error of a message that cannot be."""
+        """Raise the error that a message with the peer would raise at the inner wire; see `Wire.check`."""
         self.inner.check(peer, tag)
 
     def lost(self, src: int, tag: int = 0) -> LinkLostError | None:
-        """Return the error of a receive whose message never arrives at the inner wire."""
+        """Return the inner wire's error of a receive whose message cannot arrive any more; see `Wire.lost`."""
         return self.inner.lost(src, tag)
 
     def check_send(self, dst: int, tag: int, data: Buffer) -> memoryview:
-        """Return the bytes, or raise the errors that the inner wire would raise at the call."""
+        """Return the bytes of a send after checking its arguments, as the inner wire would do at the call.
+
+        Args:
+            dst: Receiving rank.
+            tag: Tag of the message.
+            data: The buffer to send.
+
+        Raises:
+            ArgumentError: The rank is unknown, or tag or buffer is bad.
+        """
         view = as_bytes(data)
         check_tag(tag)
         if dst not in self._peers:
@@ -114,21 +125,20 @@ _Lane: TypeAlias = "tuple[int, int, int]"  # (src, dst, tag)
 
 
 class RelayedRequest(Request):
-    """A request whose message is begun at an inner wire now, later or never.
+    """A request of a wrapper, whose message is begun at the inner wire later than the request is made, or never.
 
     Args:
-        done: Called at the end.
+        done: Called once with this request at its end.
         nbytes: Length of the message.
-        begin: Begins the message, with `done`; None from it: the message has left.
+        begin: Called with `done=`, begins the message at the inner wire. Returns the inner request, or None if the
+            message was sent at once.
 
     Attributes:
-        leave: Called as the message is begun, and if it ends before.
-        due_s: Time at which it is to be begun.
-        due: Whether that has come, so that only messages before it are waited for.
+        leave: Called once, when the message begins or, without having begun, ends.
+        due_s: Time at which to begin the message.
+        due: Whether that time has come. Then the message waits only for earlier messages of its lane.
     """
 
-    nbytes: int
-    theirs: PlainSignature | None
     due_s: float = 0.0
     due: bool = False
     leave: Callable[[], None] | None = None
@@ -136,38 +146,43 @@ class RelayedRequest(Request):
 
     def __init__(self, done: Done, nbytes: int, begin: Callable[..., Request | None]) -> None:
         super().__init__(done, nbytes)
-        self.theirs, self._begin = None, begin
+        self._begin = begin
 
     def begin(self) -> None:
-        """Begin the message now, unless the request has ended; raises the errors of the inner wire."""
+        """Begin the message at the inner wire, unless the request has ended; errors are those of the inner wire."""
         self._leave()
         if self.ended:
             return
         begun = self._begin(done=self._on_end)
         if begun is None:
             self.end()
+        # if the inner request ended within `_begin`, `_on_end` was called, and has set `_inner`
         elif not self.ended:
             self._inner = begun
 
     def _leave(self) -> None:
+        """Call `leave`, once."""
         leave, self.leave = self.leave, None
         if leave is not None:
             leave()
 
     def _on_end(self, inner: Request) -> None:
+        """End this request like the inner one; an error of `fail` takes precedence. The inner request calls it."""
         self.nbytes, self.theirs, self._inner = inner.nbytes, inner.theirs, inner
         self.end(self.error or inner.error, withdrawn=inner.withdrawn and self.error is None)
 
     def withdraw(self) -> None:
-        """Withdraw the message, or do not begin it."""
+        """Withdraw the inner request; if the message has not begun, end this request, so that it never begins."""
         if self._inner is not None:
             self._inner.withdraw()
+            self.matched = self._inner.matched
         elif not self.ended:
             self._leave()
             self.end(self.error, withdrawn=self.error is None)
 
     def fail(self, error: Exception) -> None:
-        """End with an error, unless the message has met its other end and finishes."""
+        """End with an error, unless the message has met its other end: then it finishes without."""
+        # `withdraw` ends the request with `self.error`, if the inner wire can still withdraw
         self.error = error
         self.withdraw()
         if not self.ended:
@@ -180,12 +195,13 @@ class RelayedRequest(Request):
 
 
 class Later:
-    """Begins messages at their times, in one task; messages of a lane keep the order of their calls.
+    """Holds messages until their planned times; one task, `run`, begins each at its time.
 
-    A message that is due waits for messages before it on its lane.
+    Messages of a lane (src, dst, tag) keep the order of their calls: a message whose time has come waits for earlier
+    messages of its lane.
 
     Attributes:
-        runs: Whether `run` begins messages, now or soon.
+        runs: Whether the task `run` is active, or about to start.
     """
 
     def __init__(self) -> None:
@@ -200,26 +216,32 @@ class Later:
         return lane in self._lanes
 
     def hold(self, lane: _Lane, request: RelayedRequest) -> None:
-        """Keep a message until the time that `plan` has set for it.
+        """Hold a message until the time that `plan` sets for it.
 
         Raises:
             TransportClosedError: The transport is not open.
         """
         if not self.runs:
-            src, dst, tag = lane
-            raise TransportClosedError("the transport is not open", src=src, dst=dst, tag=tag)
+            raise TransportClosedError("the transport is not open", **lane_fields(lane))
         self._lanes.setdefault(lane, deque()).append(request)
         request.leave = partial(self.drop, lane, request)
 
     def plan(self, lane: _Lane, request: RelayedRequest, due_s: float) -> None:
-        """Set the time of a message, or another one."""
+        """Set or change the time of a message.
+
+        Args:
+            lane: Source, destination and tag.
+            request: The message, which `hold` keeps.
+            due_s: When to begin it, on Trio's clock.
+        """
         request.due_s = due_s
         heappush(self._heap, (due_s, next(self._serial), request, lane))
+        # the message is the next of all, so the sleeping task must wake earlier
         if self._heap[0][2] is request:
             self._changed.set()
 
     def drop(self, lane: _Lane, request: RelayedRequest) -> None:
-        """Forget a message that ends before its time."""
+        """Remove a message that begins or has ended; messages that are due and waited only for it begin now."""
         queue = self._lanes.get(lane, ())
         if request in queue:
             self._lanes[lane].remove(request)
@@ -232,20 +254,23 @@ class Later:
             request = queue.popleft()
             try:
                 request.begin()
-            except Exception as error:  # what the inner wire has learned since the call
+            except Exception as error:  # such as a link that the inner wire has lost since the call
                 request.end(error)
         if not queue:
+            # a callback may have removed it already
             self._lanes.pop(lane, None)
 
     async def run(self) -> None:
         """Begin messages when they are due, until cancelled; then fail those that still wait."""
-        reached_s = -math.inf  # a clock may pass a deadline that it cannot show exactly
+        # The last deadline that has passed: after it, `current_time` may still be below it by a rounding error.
+        reached_s = -math.inf
         try:
             while True:
                 self._changed = trio.Event()
                 while self._heap and self._heap[0][0] <= max(reached_s, trio.current_time()):
                     due_s, _, request, lane = heappop(self._heap)
-                    if due_s == request.due_s and not request.ended and not request.due:  # else it has another time
+                    # a message whose time was changed has an entry for each time; only the last one counts
+                    if due_s == request.due_s and not request.ended and not request.due:
                         request.due = True
                         self._begin_due(lane)
                 with trio.CancelScope(deadline=self._heap[0][0] if self._heap else math.inf) as scope:
@@ -254,16 +279,19 @@ class Later:
                     reached_s = scope.deadline
         finally:
             self.runs = False
-            for (src, dst, tag), queue in tuple(self._lanes.items()):
+            for lane, queue in tuple(self._lanes.items()):
                 for request in tuple(queue):
-                    request.fail(TransportClosedError("the transport has been closed", src=src, dst=dst, tag=tag))
+                    request.fail(TransportClosedError("the transport has been closed", **lane_fields(lane)))
 
 
 class Delaying(Wrapper):
-    """A wrapper that begins messages later.
+    """A wrapper whose wires may begin messages later than they are sent.
+
+    Args:
+        inner: The wrapped transport.
 
     Attributes:
-        later: Begins them.
+        later: Holds messages, and begins each at its time.
     """
 
     def __init__(self, inner: Transport) -> None:
@@ -272,7 +300,7 @@ class Delaying(Wrapper):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Self]:
-        """Open the inner transport, and begin messages, for the length of a block."""
+        """Open the inner transport, and run `later`, for the length of a block."""
         async with self.inner.open(), trio.open_nursery() as nursery:
             self.later.runs = True
             nursery.start_soon(self.later.run)
@@ -284,22 +312,22 @@ class Delaying(Wrapper):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """One send."""
+    """One send that `Recording` has recorded."""
 
     src: int  # Sending rank
     dst: int  # Receiving rank
-    tag: int  # Tag
-    nbytes: int  # Length
+    tag: int  # Tag of the message
+    nbytes: int  # Length of the message
     priority: int  # Priority of the call
-    payload: bytes | None = None  # A copy of the bytes, if asked for
+    payload: bytes | None = None  # A copy of the bytes; None unless `Recording.keep_payloads`
 
 
 class Recording(Wrapper):
-    """Writes down every send at its call, also one that fails or is cancelled later.
+    """A transport that records every send at its call, even a send that fails or is cancelled later.
 
     Args:
-        inner: The transport to listen to.
-        keep_payloads: Also copy the bytes.
+        inner: The transport that carries the messages.
+        keep_payloads: Whether to record a copy of the bytes, too.
 
     Attributes:
         sent: The sends, in the order of the calls.
@@ -316,15 +344,16 @@ class Recording(Wrapper):
 
 
 class _RecordingWire(WrappedWire):
+    """Wire of one rank that records each send before the inner wire gets it."""
+
     def __init__(self, inner: Wire, recording: Recording) -> None:
         super().__init__(inner, recording.peers)
         self._recording = recording
 
     def begin_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0, **options: Any) -> Request | None:
-        """Record the call, then send."""
+        """Record the call, then send; arguments and options are those of `Wire.begin_send`."""
         view, recording = self.check_send(dst, tag, data), self._recording
         payload = bytes(view) if recording.keep_payloads else None
-        recording.sent.append(
-            Sent(src=self.rank, dst=dst, tag=tag, nbytes=view.nbytes, priority=priority, payload=payload)
-        )
+        sent = Sent(src=self.rank, dst=dst, tag=tag, nbytes=view.nbytes, priority=priority, payload=payload)
+        recording.sent.append(sent)
         return super().begin_send(dst, tag, view, priority=priority, **options)

@@ -1,6 +1,7 @@
 """The command `overlap`: one file per subcommand, loaded when it is used.
 
-A command module has `fill(parser)`, which says what the command takes, and `main(args) -> int`, which does it.
+A command module has the texts of its help, `DESCRIPTION` and `EPILOG`; `add_arguments(parser)`, which adds the options
+of the command; and `main(args) -> int`, which runs it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ GROUPS = {
         "topology": "draw a machine: devices, wires, groups and rings",
     },
 }
-"""The commands with their lines of help, by what one wants to do: `overlap --help` must not load them."""
+"""The commands with their lines of help, in groups by purpose. They stand here so that `overlap --help` loads none."""
 
 COMMANDS = {name: line for commands in GROUPS.values() for name, line in commands.items()}
 """Every command and its line of help."""
@@ -68,16 +69,16 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv` (by default the process's own) and return the exit code.
+    """Run the command line `argv` (None: that of the process), and return the exit code.
 
-    0 is success, 1 a failed program or wrong results, 2 something that the caller can correct (told in one line on
-    stderr), 130 an interrupt. `overlap run` returns the code that its program exits with.
+    0 is success, 1 a failed program or wrong results, 2 a mistake that the user can correct (reported in one line on
+    stderr), 130 an interrupt. `overlap run` returns the exit code of its program.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as the package has set it, while all this was imported
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # the package sets this while it is imported
         signal.signal(signal.SIGINT, signal.default_int_handler)
     open_missing()
     if isinstance(sys.stdout, TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as of stderr: names and texts of users know no bounds
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does: names and texts may have any characters
     try:
         code = _run_command(list(sys.argv[1:] if argv is None else argv))
     except (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
@@ -95,9 +96,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report_error(error: BaseException) -> int:
-    """Report an error and return the exit code; the code for that is loaded only now."""
+    """Report an error, and return the exit code. The module for reports is imported only here, when it is needed."""
     try:
         code: int = import_module("..launch.report", __name__).report_error(error)
+    except ModuleNotFoundError as missing:  # such as msgspec; the command has probably failed for the same reason
+        notify(f"{missing}: install overlap together with the packages that it needs, by pip")
+        return 1
     except (MemoryError, ImportError):  # `ulimit -v` leaves no memory for it
         notify(f"{NO_MEMORY} ({type(error).__name__}: {error})")
         return 1
@@ -105,6 +109,7 @@ def _report_error(error: BaseException) -> int:
 
 
 def _run_command(argv: list[str]) -> int:
+    """Run the command that the first word names, and return its exit code."""
     name, *words = argv or ["--help"]
     if name in ("-h", "--help", "--help-all", "--version"):
         _overview_parser().parse_args([name])  # shows it and exits
@@ -116,7 +121,8 @@ def _run_command(argv: list[str]) -> int:
         raise UsageError(f"{name!r} is not a command{meant}; known are {', '.join(COMMANDS)}")
     command = import_module(f".{name}", __name__)
     parser = Parser(f"overlap {name}")
-    command.fill(parser)
+    parser.description, parser.epilog = command.DESCRIPTION, command.EPILOG
+    command.add_arguments(parser)
     return int(command.main(parser.parse_args(words)))
 
 
@@ -134,6 +140,8 @@ def _overview_parser() -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
+    """The option `--version`, which loads the version only when it is asked for."""
+
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from ..version import version
 

@@ -1,4 +1,4 @@
-"""Console of commands: rich's, except that a broken pipe raises an error that `failure` judges."""
+"""Console of commands: that of rich, except that a broken pipe raises an error, which `launch.report` handles."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from typing import Any
 import rich.console
 
 _USUAL_WIDTH = 80
+_MOST_WIDTH = 10_000  # rich builds lines in full width: more columns take minutes, or fail
 
 
 class Console(rich.console.Console):
-    """Raises `BrokenPipeError` where rich would end the process, which from a rank looks like its failure.
+    """A console that raises `BrokenPipeError` for a broken pipe; rich would end the process.
 
     Args:
-        width: Columns; None: those of the terminal, and 80 where COLUMNS says 0, with which nothing would be shown.
-        options: As rich's.
+        width: Columns, 10,000 at most; None: those of the terminal, or 80 if COLUMNS is 0.
+        options: Further arguments of rich's console.
     """
 
     def __init__(self, *, width: int | None = None, **options: Any) -> None:
         super().__init__(width=width, **options)
+        if self.width > _MOST_WIDTH:  # only then: a width that is set does not follow the terminal any more
+            self.width = _MOST_WIDTH
         if width is None and self.width < 1:
             self.width = _USUAL_WIDTH
 
@@ -33,5 +36,5 @@ class Console(rich.console.Console):
         return self.color_system is not None and not self.no_color
 
     def on_broken_pipe(self) -> None:
-        """Raise the error that rich is handling; `failure.report` judges it."""
-        raise  # rich calls this where it has caught it
+        """Raise the error that rich is handling."""
+        raise  # rich calls this method in its `except` block

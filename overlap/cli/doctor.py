@@ -16,9 +16,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from transports.shared_memory.engine import BUILT
+from transports.shared_memory.engine import BUILT, STALE
 
-from ..config import unknown_variables
+from ..config import unknown_variable_lines
 from ..errors import UsageError
 from ..flight.folder import ENDING, default_folder, runs
 from ..flight.reading import read_flight
@@ -27,26 +27,30 @@ from ..version import install_command, version
 from .options import add_options, shared_option
 from .output import page_width, show
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Look at versions, cores, shared memory, limits, sockets, settings, and what failed runs have left. Nothing is changed.
 The exit code is 1 if something does not work; what is missing or slow does not count.
 """
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   overlap doctor
   overlap doctor --json >doctor.json      for a bug report
 """
 
 State = Literal["good", "note", "slow", "missing", "wrong"]
-"""good: as it should be. note: worth knowing. slow: works, but slower. missing: an extra. wrong: does not work."""
+"""State of a checked part.
+
+good: as it should be. note: works, and there is a remark. slow: works, but more slowly than it could. missing: an
+optional package is not installed. wrong: does not work.
+"""
 
 _MARKS: dict[State, str] = {"good": "ok", "note": "note", "slow": "slow", "missing": "-", "wrong": "WRONG"}
 _LABEL = 26
-"""Columns of the state and the subject."""
+"""Width of the columns for the state and the subject on the page."""
 
 _LEAST_FILES = 1024
-"""Descriptors: a process needs about 8 for each process that it is joined to by sockets."""
+"""Least number of open files that is enough: a process needs about 8 for each process that sockets join it to."""
 
 _EXTRAS = ("torch", "ray")
 """Extras of the distribution that programs need; the others are for its developers."""
@@ -60,13 +64,12 @@ class CheckResult:
 
     subject: str  # Name of the checked part on the page
     state: State
-    text: str  # The observation
-    fix: str = ""  # The command or the setting that fixes it
+    text: str  # What was observed
+    fix: str = ""  # Command or setting that fixes it; empty: nothing needs to be fixed, or no fix is known
 
 
-def fill(parser: argparse.ArgumentParser) -> None:
-    """Add the description and the options of the command to its parser."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
     add_options(parser, {"json": shared_option("json")})
 
 
@@ -79,7 +82,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def page_lines(findings: Sequence[CheckResult], width: int) -> Iterator[str]:
-    """Yield the lines of the page: one finding after the other, and their count.
+    """Yield the lines of the page: all findings, and how many there are of each state.
 
     Args:
         findings: The findings.
@@ -103,19 +106,19 @@ def run_checks() -> Iterator[CheckResult]:
         yield from check_packages(metadata.requires("overlap") or [], metadata.version)
     yield from check_shadowing(sys.path)
     yield check_cores(len(os.sched_getaffinity(0)), os.getloadavg()[0], _granted_cores())
-    yield check_engine(BUILT)
+    yield check_engine(BUILT, STALE)
     yield check_limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield check_sockets()
-    yield from (CheckResult(subject="setting", state="note", text=text) for text in unknown_variables())
+    yield from (CheckResult(subject="setting", state="note", text=text) for text in unknown_variable_lines())
     folder = os.environ.get("OVERLAP_FLIGHT_DIR")
     yield check_records(Path(folder) if folder else default_folder())
 
 
 def check_packages(requirements: Sequence[str], installed: Callable[[str], str]) -> Iterator[CheckResult]:
-    """Yield a finding for all packages that are there, and one for each that is not, or too old.
+    """Yield a finding for each required package that is missing or too old, and one finding for all others.
 
     Args:
-        requirements: Requirements of this package.
+        requirements: Requirements of this package, as in its metadata: "numpy>=1.26; extra == 'x'".
         installed: Returns the version of a distribution, or raises `PackageNotFoundError`.
     """
     good: list[str] = []
@@ -129,7 +132,7 @@ def check_packages(requirements: Sequence[str], installed: Callable[[str], str])
         except metadata.PackageNotFoundError:
             yield CheckResult(subject=name, state="missing" if extra else "wrong", text="is not installed", fix=fix)
             continue
-        if least and numbers(present) < numbers(least):
+        if least and version_numbers(present) < version_numbers(least):
             yield CheckResult(subject=name, state="wrong", text=f"{present} is older than {least}, the lowest", fix=fix)
         else:
             good.append(f"{name} {present}")
@@ -137,14 +140,14 @@ def check_packages(requirements: Sequence[str], installed: Callable[[str], str])
         yield CheckResult(subject="packages", state="good", text=", ".join(good))
 
 
-def numbers(text: str) -> tuple[int, ...]:
+def version_numbers(text: str) -> tuple[int, ...]:
     """Return the leading numbers of a version: `2.13.0+cpu` is (2, 13, 0)."""
     leading = re.match(r"[0-9]+(?:\.[0-9]+)*", text)
     return tuple(map(int, leading[0].split("."))) if leading else ()
 
 
 def check_shadowing(path: Sequence[str]) -> Iterator[CheckResult]:
-    """Yield a finding for each package of the path that has one of our names and is not ours.
+    """Yield a finding for each foreign package on the path that has the name of a package of this distribution.
 
     Args:
         path: Folders in which Python looks for packages, as `sys.path`.
@@ -158,6 +161,7 @@ def check_shadowing(path: Sequence[str]) -> Iterator[CheckResult]:
 
 
 def _granted_cores() -> float | None:
+    """Return how many cores' time the control group of this process grants; None if it has no limit."""
     with suppress(OSError, ValueError, IndexError):
         granted, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
         return int(granted) / int(period)
@@ -169,8 +173,8 @@ def check_cores(usable: int, load: float, quota: float | None) -> CheckResult:
 
     Args:
         usable: Cores that this process may use.
-        load: Processes that wanted a core in the last minute, in the mean.
-        quota: Cores that a control group grants; None: all.
+        load: Mean number of processes that wanted a core in the last minute.
+        quota: Number of cores that a control group grants; None: it has no limit.
     """
     text = f"{usable} of {os.cpu_count()} cores, load {load:.1f}"
     if quota is not None and quota < usable:
@@ -181,24 +185,34 @@ def check_cores(usable: int, load: float, quota: float | None) -> CheckResult:
     return CheckResult(subject="cores", state="slow" if load > usable else "good", text=text)
 
 
-def check_engine(built: bool) -> CheckResult:
-    """Return the finding about the C engine for shared memory, which is slow if it is not `built`."""
+def check_engine(built: bool, stale: bool = False) -> CheckResult:
+    """Return the finding about the compiled engine for shared memory.
+
+    Args:
+        built: Whether the engine can be used.
+        stale: Whether it was compiled for another version of overlap, and so cannot be used.
+    """
     if built:
         return CheckResult(subject="host engine", state="good", text="is compiled: it joins processes of this host")
-    text = "is not compiled; sockets join processes of this host: operations take 3 to 6 times as long"
+    cause = "was compiled for another version of overlap" if stale else "is not compiled"
+    text = f"{cause}; sockets join processes of this host: operations take 3 to 6 times as long"
     fix = "install a C compiler and the headers of Python, then install overlap again"
     return CheckResult(subject="host engine", state="slow", text=text, fix=fix)
 
 
 def check_limits(files: int) -> CheckResult:
-    """Return the finding about limits of the shell: `files` descriptors that a process may have open."""
+    """Return the finding about the limits of the shell.
+
+    Args:
+        files: Number of files that a process may have open; negative: no limit.
+    """
     few = 0 <= files < _LEAST_FILES  # RLIM_INFINITY is negative
     text, fix = f"{files if files >= 0 else 'any number of'} open files", f"ulimit -n {_LEAST_FILES}" if few else ""
     return CheckResult(subject="limits", state="note" if few else "good", text=text, fix=fix)
 
 
 def check_sockets() -> CheckResult:
-    """Return the finding about TCP on the loopback address, which is tried once."""
+    """Connect to a listening socket on the loopback address, and return the finding about it."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             socket.create_connection(listener.getsockname(), timeout=2).close()
@@ -209,7 +223,7 @@ def check_sockets() -> CheckResult:
 
 
 def check_records(folder: Path) -> CheckResult:
-    """Return the finding about flight records in a folder, of processes that do not run."""
+    """Return the finding about flight records that failed runs have left in a folder."""
     sizes = list[int]()
     for path in folder.glob(f"*{ENDING}"):
         if not _is_process_alive(path):

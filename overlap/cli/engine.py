@@ -13,10 +13,10 @@ _LOCAL = ("nnodes", "node_rank", "rdzv_endpoint", "log_dir", "bind")
 
 
 def on_engine(config: RunConfig) -> AbstractContextManager[None]:
-    """Let each `overlap.run` of the program take place on Ray for the block.
+    """Return a context in which each `overlap.run` of the program runs its ranks on Ray.
 
     Raises:
-        UsageError: If an option is about the processes of this machine, or Ray is not installed.
+        UsageError: An option is about the processes of this machine.
     """
     for name in _LOCAL:
         if getattr(config, name) is not None:
@@ -27,11 +27,21 @@ def on_engine(config: RunConfig) -> AbstractContextManager[None]:
     def run_on_ray(
         main: Callable[..., Awaitable[object]], args: tuple[object, ...], run_config: RunConfig
     ) -> list[object]:
-        """Run `main` on Ray in place of this process; raise `UsageError` if its package is missing."""
+        """Run `main` on Ray in place of this process.
+
+        Args:
+            main: The async function of the ranks.
+            args: Further arguments of `main`.
+            run_config: Configuration of the run: the program's, changed by the options.
+
+        Raises:
+            UsageError: The package of Ray is missing.
+        """
         try:
             from ..ray.running import RayRun
         except ImportError as error:
             raise UsageError(f"--engine: {error}") from error
+        # --processes divides the ranks among that many processes; without it, each rank has a process of its own
         shared = max(1, (run_config.ranks or 1) // config.processes) if config.processes else 1
         ranks_each = config.ranks_per_process or shared
         return RayRun(ranks_per_actor=ranks_each, max_restarts=config.max_restarts or 0).run(main, args, run_config)

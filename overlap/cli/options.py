@@ -16,10 +16,21 @@ from .parser import Parser
 T = TypeVar("T")
 
 
+def parse_group(text: str) -> tuple[int, ...]:
+    """Return the ranks that `--group` lists; an error of the text, `TopologyError`, names the option."""
+    from topology import TopologyError, parse_ranks  # most commands need neither
+
+    try:
+        return parse_ranks(text)
+    except TopologyError as error:
+        raise TopologyError(f"--group: {error}") from None
+
+
 def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Return the reader as argparse needs it: a `UsageError` becomes an error that names the option."""
+    """Return `read` as a type for argparse: a `UsageError` becomes an error whose message names the option."""
 
     def read_argument(text: str) -> T:
+        """Return the value of an option from its text."""
         try:
             return read(text)
         except UsageError as error:
@@ -31,17 +42,17 @@ def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:
 # -- options that several commands have ------------------------------------------------------------------------------
 
 LEAST_WIDTH = 40
-"""Columns that pages and pictures need."""
+"""Least width of pages and pictures, in columns."""
 
 SHARED: Mapping[str, Option] = {
-    "all": Option(read=units.switch, help="show every rank"),
-    "ascii": Option(read=units.switch, help="draw with plain characters only"),
+    "all": Option(read=units.parse_yes_no, help="show every rank"),
+    "ascii": Option(read=units.parse_yes_no, help="draw with plain characters only"),
     "chunks": Option(read=units.count, metavar="N", help="stages on each rank; of interleaved-1f1b; default: 2"),
     "compare": Option(read=str, metavar="OTHER", help="compare with another run"),
     "dtype": Option(read=str, metavar="TYPE", help="data type of arrays"),
     "fail_if": Option(read=str, metavar="TEST", repeated=True, help="exit with 1 if so"),
     "group": Option(read=str, metavar="LIST", help="ranks of a group, such as 0-7 or 0-3,8-11"),
-    "json": Option(read=units.switch, help="print the result as JSON; not the page"),
+    "json": Option(read=units.parse_yes_no, help="print the result as JSON; not the page"),
     "lnc": Option(read=units.count, metavar="N", help="physical cores per logical core; 1 or 2"),
     "nodes": Option(read=units.count, metavar="N", help="hosts of the cluster"),
     "output": Option(read=str, metavar="FILE", short="-o", help="write the result there"),
@@ -50,16 +61,16 @@ SHARED: Mapping[str, Option] = {
     "step": Option(read=str, metavar="N", help="step to show; default: the median one"),
     "width": Option(read=units.count, metavar="N", help=f"columns, at least {LEAST_WIDTH}; default: the terminal's"),
 }
-"""Options of several commands that are no settings of a run. Each means the same in all of them."""
+"""Options of several commands that are not settings of a run. An option means the same in all commands."""
 
 
 def shared_option(name: str, remark: str = "", **details: Any) -> Option:
     """Return an option that several commands have: one of `SHARED`, or a setting of a run.
 
     Args:
-        name: Its name there.
-        remark: Meaning in this command alone, which replaces the help after the first semicolon.
-        details: Changed fields of the option.
+        name: Name of the option in `SHARED`, or of the setting.
+        remark: Remark for this command, which replaces the help after the first semicolon; "": the help stays.
+        details: Fields of the option that are changed.
     """
     one = SHARED[name] if name in SHARED else replace(RunConfig.options()[name], rare=False, variable_only=False)
     help = f"{one.help.partition(';')[0]}; {remark}" if remark else one.help
@@ -67,11 +78,7 @@ def shared_option(name: str, remark: str = "", **details: Any) -> Option:
 
 
 def check_width(width: int | None) -> None:
-    """Refuse a `--width` that is too narrow.
-
-    Raises:
-        UsageError: If it is.
-    """
+    """Raise `UsageError` if `--width` is given and below `LEAST_WIDTH`."""
     if width is not None and width < LEAST_WIDTH:
         raise UsageError(f"--width: {width} is too narrow; at least {LEAST_WIDTH} columns are needed")
 
@@ -82,12 +89,13 @@ def add_options(
     *,
     usual: Collection[str] | None = None,
 ) -> None:
-    """Add options to a parser or a group.
+    """Add those options that can be given on a command line to a parser or a group.
 
     Args:
         to: The parser or group.
-        options: By name.
-        usual: Names that `--help` shows, besides `--help-all`; None: those that are not marked as rare.
+        options: Options by name.
+        usual: Names of the options that `--help` shows; `--help-all` shows all. None: options that are not marked as
+            rare.
     """
     for name, one in options.items():
         if one.read is not None and not one.variable_only:
@@ -96,17 +104,26 @@ def add_options(
 
 
 def values(args: argparse.Namespace, options: Mapping[str, Option]) -> dict[str, Any]:
-    """Return the values of those options that the command line gives, by name."""
+    """Return the values of the options that the command line has, by name, without those that it lacks."""
     every = {name: getattr(args, name, None) for name in options}
     return {name: value for name, value in every.items() if value is not None}
 
 
 def option_flag(name: str, one: Option) -> str:
-    """Return the long option of a setting: its own one, or else its name with dashes."""
+    """Return the long option of a setting: its `flag`, or by default its name with dashes, such as "--log-dir"."""
     return one.flag or f"--{name.replace('_', '-')}"
 
 
 def _add_option(add: Callable[..., argparse.Action], name: str, option: Option) -> None:
+    """Add an option to a parser or a group, and its opposite, such as `--no-bind`, if it has one.
+
+    An option without a metavar is a switch.
+
+    Args:
+        add: The method `add_argument` of the parser or group.
+        name: Name of the value in the parsed arguments.
+        option: The option.
+    """
     flag = option_flag(name, option)
     details: dict[str, Any] = {"action": "store_true", "default": None}
     if option.metavar is not None:
@@ -126,7 +143,7 @@ def _add_option(add: Callable[..., argparse.Action], name: str, option: Option) 
 
 
 def add_settings(parser: Parser, config: type[RunConfig] = RunConfig) -> None:
-    """Add an option for each setting that text can set; settings of several processes get their own group."""
+    """Add an option for each setting that can be given as text; settings of several processes are in a group."""
     options = config.options()
     variables = ", ".join(
         variable_name(name) for name, option in options.items() if option.variable and option.read is not None

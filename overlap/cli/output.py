@@ -23,7 +23,7 @@ _MODES = {0: ("stdin", "r"), 1: ("stdout", "w"), 2: ("stderr", "w")}
 def open_missing() -> None:
     """Open /dev/null as each standard stream that the shell has closed.
 
-    The numbers of closed streams would go to the next pipe or socket, and output would be written into it.
+    Otherwise the next pipe or socket would get the number of a closed stream, and output would be written into it.
     """
     for descriptor, (name, mode) in _MODES.items():
         try:
@@ -41,8 +41,12 @@ def open_missing() -> None:
 def output_path(path: str | os.PathLike[str] | None, *, option: str = "--trace") -> str | None:
     """Return the absolute path of a file to write at the end of a run: the program may change its directory.
 
+    Args:
+        path: Path as the user wrote it; None: no file is requested, and None is returned.
+        option: The option that requests the file, for messages.
+
     Raises:
-        UsageError: If the file could not be written, with the reason.
+        UsageError: The file cannot be written; the error has the reason.
     """
     if path is None:
         return None
@@ -53,21 +57,37 @@ def output_path(path: str | os.PathLike[str] | None, *, option: str = "--trace")
     if os.path.isdir(path):
         raise UsageError(f"{option}: {path} is a directory; name a file in it")
     folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise UsageError(f"{option}: cannot write into {folder}; name a folder of yours")
+    if not os.path.isdir(folder):
+        lack = f"{folder} is no folder;" if os.path.exists(folder) else f"there is no folder {folder}; make it, or"
+        raise UsageError(f"{option}: {lack} name a file elsewhere")
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"{option}: cannot write into {folder}; name a file in another folder")
     return os.path.abspath(path)
 
 
 def write_file(text: str, path: str, *, option: str) -> bool:
-    """Write a text to a file; if that fails, say why on stderr and return False."""
+    """Write a text to a file; return whether that succeeded. If not, print the reason on stderr.
+
+    Args:
+        text: The text.
+        path: Path of the file.
+        option: The option that requests the file, for messages.
+    """
     return try_to_write(lambda: Path(path).write_text(text, encoding="utf-8"), path, option=option)
 
 
 def try_to_write(write: Callable[[], object], path: str, *, option: str) -> bool:
-    """Call a function that writes a file; if that fails, say why on stderr and return False."""
+    """Call a function that writes a file; return whether that succeeded. If not, print the reason on stderr.
+
+    Args:
+        write: The function.
+        path: Path of the file, for messages.
+        option: The option that requests the file, for messages.
+    """
     try:
         write()
     except (OSError, UsageError) as error:
+        # a `UsageError` of a function that writes has the error of the system as its cause
         cause = error if isinstance(error, OSError) else error.__cause__
         reason = (cause.strerror if isinstance(cause, OSError) else None) or str(error)
         notify(f"{option}: cannot write {path}: {reason}; name another file")
@@ -79,17 +99,24 @@ def try_to_write(write: Callable[[], object], path: str, *, option: str) -> bool
 
 
 Result: TypeAlias = tuple[Callable[[], Mapping[str, object]], Callable[[], Iterable[str]]]
-"""Functions that return a result for JSON, and the lines of its page."""
+"""Result of a command: a function that returns it as fields for JSON, and one that returns the lines of its page."""
 
 
 def page_width() -> int:
-    """Return the columns of pages: those of COLUMNS, else of the terminal, else 80."""
+    """Return the columns of pages: COLUMNS if that is set, otherwise those of the terminal, otherwise 80."""
     return shutil.get_terminal_size().columns
 
 
-def field(name: str, text: str, *, label: int = 16, width: int | None = None) -> list[str]:
-    """Return the lines of a figure with its name before it, in a column of `label` characters."""
-    return wrapped(text, width or page_width(), first=f"  {name:<{label}}", rest=" " * (label + 2))
+def field(name: str, text: str, *, label_width: int = 16, width: int | None = None) -> list[str]:
+    """Return "name  text" as wrapped lines of a page; the text is in a column of its own.
+
+    Args:
+        name: Name of the field.
+        text: Text of the field.
+        label_width: Columns for the name.
+        width: Columns of the page; None: those of `page_width`.
+    """
+    return wrapped(text, width or page_width(), first=f"  {name:<{label_width}}", rest=" " * (label_width + 2))
 
 
 def show(
@@ -99,13 +126,13 @@ def show(
     *,
     version: int = 1,
 ) -> int:
-    """Print a result as its page or, with `--json`, as JSON; return the exit code 0.
+    """Print a result as its page or, with `--json`, as JSON, and return the exit code 0.
 
     Args:
         args: Options of a command that has `--json`.
-        document: Returns the result for JSON.
-        page: Returns the lines of the page, with tables of `units.columns`; it may print them itself.
-        version: Version of the document.
+        document: Returns the result as fields for JSON.
+        page: Returns the lines of the page; it may also print them itself, and return none.
+        version: Version of the JSON document, see `as_json`.
     """
     text = as_json(document(), version=version) if args.json else ""
     sys.stdout.writelines([text] if args.json else (f"{line}\n" for line in page()))
@@ -114,5 +141,8 @@ def show(
 
 
 def as_json(document: Mapping[str, object], *, version: int = 1) -> str:
-    """Return a result as JSON text with its `schema_version`, which rises when a field changes its meaning or goes."""
+    """Return a result as JSON text with a field `schema_version`.
+
+    The version is increased when a field changes its meaning, or is removed.
+    """
     return json.dumps({"schema_version": version, **document}, indent=2, sort_keys=True) + "\n"

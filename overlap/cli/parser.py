@@ -13,13 +13,13 @@ from ..errors import UsageError
 from ..units import wrapped
 
 _SIMILAR = 0.75
-"""Least share of equal letters in an option that is meant by another word, as `SequenceMatcher.ratio` counts."""
+"""Least similarity of an unknown option to one that is suggested, as a `SequenceMatcher.ratio` from 0 to 1."""
 
 _OF_OTHERS = dict.fromkeys(
     ("-n", "-np", "--n", "--np", "--num-processes", "--num-proc", "--world-size", "--num-ranks"),
     ("--ranks", "--processes"),
 ) | {"--nproc-per-node": ("--processes",)}
-"""Options of other launchers, and ours."""
+"""Options of other launchers, each with the options of overlap that may be meant."""
 
 _INSTEAD = {
     **dict.fromkeys(
@@ -27,14 +27,14 @@ _INSTEAD = {
     ),
     "--standalone": "leave it out: a run on one host needs no rendezvous",
 }
-"""Options of torchrun that mean nothing here, and what to do."""
+"""Options of torchrun that overlap does not need, each with what to do."""
 
 
 class Parser(argparse.ArgumentParser):
     """Parser of a command line that reports mistakes in one line."""
 
     doubles_separator = False
-    """Whether `--` ends the options of a command behind its program: argparse drops the first after a positional."""
+    """Whether a command has options after its program that `--` ends. Argparse would drop the first `--` there."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, formatter_class=HelpFormatter, add_help=False)
@@ -43,13 +43,13 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--help-all", action=_Help, nargs=0, help="show all options with their defaults, and exit")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse, with each `--` twice where the command needs one of them."""
+        """Parse the arguments; if `doubles_separator`, the first `--` is doubled, because argparse drops one."""
         if self.doubles_separator and "--" in args:
             args = [*args[: args.index("--")], "--", *args[args.index("--") :]]
         return super().parse_known_args(args, namespace)
 
     def print_help(self, file: object = None) -> None:
-        """Print the help; argparse would hide that stdout cannot be written."""
+        """Print the help on stdout; `file` is ignored. Argparse would ignore an error of writing."""
         sys.stdout.write(self.format_help())
 
     def error(self, message: str) -> NoReturn:
@@ -58,11 +58,15 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog.removeprefix('overlap ')}: {message}{meant} (`{self.prog} --help` explains)")
 
     def flags(self) -> set[str]:
-        """Return the long options, also the rare ones."""
+        """Return all long options, such as "--ranks", the rare ones included."""
         return {flag for action in self._actions for flag in action.option_strings if flag.startswith("--")}
 
     def _suggest_option(self, words: str) -> str:
-        """Return "; did you mean --ranks?" for the first of some words, or nothing if no option is similar."""
+        """Return a suggestion such as "; did you mean --ranks?" for the first word; "" if no option is similar.
+
+        Args:
+            words: Unknown arguments, separated by spaces.
+        """
         option = words.partition(" ")[0].partition("=")[0].replace("_", "-")
         if option in _INSTEAD:
             return f"; {_INSTEAD[option]}"
@@ -79,7 +83,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Layout of help: prose is wrapped, and examples are not."""
 
     everything = False
-    """Whether rare options are shown, and of each option the remarks after the first semicolon of its help."""
+    """Whether to show rare options, and the part of each help after its first semicolon."""
 
     def add_argument(self, action: argparse.Action) -> None:
         """Show an option, unless it is a rare one."""
@@ -87,22 +91,23 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
             super().add_argument(action)
 
     def add_usage(self, usage: Any, actions: Iterable[argparse.Action], *rest: Any) -> None:
-        """Show the line of usage, without each option."""
+        """Show the line of usage, with "[options]" in place of each option."""
         needed = [self._format_args(action, action.dest.upper()) for action in actions if not action.option_strings]
         super().add_usage(usage or " ".join(["%(prog)s [options]", *needed]), actions, *rest)
 
     def _expand_help(self, action: argparse.Action) -> str:
+        """Return the help of an option; only up to its first semicolon, unless everything is shown."""
         text = super()._expand_help(action)
         return text if self.everything else text.partition(";")[0]
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        """Return the spellings of an option, and its value once (called by argparse)."""
+        """Return the names of an option, followed by one metavar: "-o, --output FILE" (called by argparse)."""
         if not action.option_strings or action.nargs == 0:
             return super()._format_action_invocation(action)
         return f"{', '.join(action.option_strings)} {self._format_args(action, action.dest.upper())}"
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Wrap the lines without indent, which are prose; examples stay as they are (called by argparse)."""
+        """Wrap lines without an indent, which are prose; indented lines are examples, and stay (called by argparse)."""
         groups = groupby(text.splitlines(), key=lambda line: bool(line) and not line.startswith(" "))
         parts = [wrapped(" ".join(lines), width) if prose else list(lines) for prose, lines in groups]
         return "\n".join(indent + line for part in parts for line in part)
@@ -115,7 +120,10 @@ class FullHelpFormatter(HelpFormatter):
 
 
 class _Help(argparse.Action):
-    """`--help`, with the first paragraphs of the texts, or `--help-all`; before other arguments are missed."""
+    """The options `--help` and `--help-all`, which print and exit before missing arguments are reported.
+
+    `--help` shows only the first paragraphs of the description and the epilog.
+    """
 
     def __call__(self, parser: Any, _: object, __: object, option: str | None = None) -> None:
         """Print the help and exit."""

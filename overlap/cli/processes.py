@@ -23,10 +23,10 @@ from ..kernel_facts import oom_kills
 from ..launch.jobs import LaunchSpec
 from ..launch.launcher import LaunchOutcome, launch
 from ..launch.memory_folder import memory_folder
-from ..launch.verdict import INTERRUPTED, card, exit_code, find_culprit
+from ..launch.verdict import INTERRUPTED, card, exit_code, find_culprit, follows_kill
 from ..notice import notify, write_stderr
 from ..processes.launchers import is_loopback
-from ..processes.place import DEFAULT_JOB, LONGEST_JOB, find_place, without_membership
+from ..processes.place import DEFAULT_JOB, LONGEST_JOB, find_place, without_launcher_variables
 from ..processes.secret import ADVICE, VARIABLE, generate, given_secret, user_secret
 from ..processes.shared_folder import host_file
 from ..processes.sockets import Endpoint, ListenError, format_endpoint, listen, parse_endpoint
@@ -34,7 +34,7 @@ from .program import relative_path
 from .world_size import process_count
 
 GRACE_S = 10.0  # as in torchrun
-# Processes of a launcher that was killed have so long to leave the port to the next launcher, which tries again.
+# How long a launcher tries to listen at a port that processes of a killed launcher may still have, and at which pauses.
 _ENDING_S, _AGAIN_S = 5.0, 0.1
 
 _SIGNALS = {
@@ -43,9 +43,9 @@ _SIGNALS = {
     signal.SIGHUP: "the terminal is gone",
 }
 
-# Imports this very package whatever the current folder holds, unlike `python -m`. Ctrl-C during the imports exits
-# without a message, because the launcher, which passes it on, prints one; an exception in a callback of the import
-# system would be printed and ignored.
+# Program of each started process. Unlike `python -m`, it imports this very package even if the current folder has one
+# of the same name. Ctrl-C during the imports ends the process without a message, because the launcher, which passes it
+# on, prints one. (An exception in a callback of the import system would be printed and ignored.)
 _BOOT = """\
 import os, signal, sys
 interrupted = signal.getsignal(signal.SIGINT)
@@ -61,7 +61,7 @@ sys.exit(main())
 
 @contextmanager
 def on_hosts(config: RunConfig) -> Iterator[None]:
-    """Divide the processes of another launcher into `--nnodes` hosts, for the block."""
+    """Within the block, divide the processes of another launcher into `--nnodes` hosts, by OVERLAP_NNODES."""
     if config.nnodes is None or find_place() is None or os.environ.get("OVERLAP_NNODES"):
         yield
         return
@@ -77,22 +77,22 @@ def run_processes(config: RunConfig, program: Sequence[str]) -> int:
 
     Args:
         config: The configuration of the whole world.
-        program: The script or `-m` and the module, and its arguments.
+        program: The script, or `-m` and the module, and then the arguments of the program.
 
     Raises:
-        UsageError: If it cannot start; nothing has run then.
+        UsageError: The processes cannot be started; nothing has run then.
     """
     total, per_host, hosts = process_count(config), config.processes or 1, config.nnodes or 1
     first = (config.node_rank or 0) * per_host
     members = range(first, first + per_host)
     # as multiprocessing does: no public function returns the options of this interpreter
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    environ = {**without_membership(os.environ), **config.variables(), "OVERLAP_HOSTS": str(int(hosts))}
+    environ = {**without_launcher_variables(os.environ), **config.variables(), "OVERLAP_HOSTS": str(int(hosts))}
     if total > 1:
         environ.pop("OVERLAP_RANKS", None)  # otherwise the program may set them
         if config.ranks is None:
             environ["OVERLAP_RANKS_OPEN"] = "1"
-    environ.pop(VARIABLE, None)  # they inherit a descriptor of it, which their own children do not
+    environ.pop(VARIABLE, None)  # processes get the secret by a descriptor, which their own children do not inherit
     endpoint = _rendezvous_endpoint(config)
     secret = _job_secret(config, endpoint)
     if config.log_dir is not None:
@@ -103,8 +103,9 @@ def run_processes(config: RunConfig, program: Sequence[str]) -> int:
     ):
         if witness is not None:
             environ["OVERLAP_WITNESS"] = witness
+        boot = _BOOT.format(root=str(Path(__file__).parents[2]))
         spec = LaunchSpec(
-            command=[sys.executable, *flags, "-c", boot(), "run", *program],
+            command=[sys.executable, *flags, "-c", boot, "run", *program],
             environ=environ,
             nodes=total,
             here=members,
@@ -134,7 +135,7 @@ def run_processes(config: RunConfig, program: Sequence[str]) -> int:
 
 
 def _join_trace(path: str | os.PathLike[str], job: str) -> None:
-    """Join the files that the processes have left, for example because one was killed, into one trace."""
+    """Join trace files that processes have left, for example because one was killed, and print where the traces are."""
     from ..processes.traces import join_left  # of runs with a trace
 
     try:
@@ -148,6 +149,13 @@ def _join_trace(path: str | os.PathLike[str], job: str) -> None:
 
 
 def _report_end(outcome: LaunchOutcome, killed: int, config: RunConfig) -> int:
+    """Print the end of a run for people, and return its exit code.
+
+    Args:
+        outcome: Outcome of the launch.
+        killed: Number of processes that the kernel has killed for lack of memory during the run.
+        config: Configuration of the run.
+    """
     if outcome.asked is not None:
         # the note of a terminated process about the saved state, which is equal on all processes
         notes = [ending.status.line for ending in outcome.endings if ending.status and not ending.status.text]
@@ -163,12 +171,17 @@ def _report_end(outcome: LaunchOutcome, killed: int, config: RunConfig) -> int:
 
         signs = last_signs_of_process(guilty.pid, config.flight_dir)
     host = socket.gethostname() if config.node_rank is not None else ""
-    write_stderr("\n".join([*card(guilty, oom_kills=killed, signs=signs, host=host), ""]))
+    # errors that began after the loss of the culprit may be bugs in handlers of that loss
+    later = [each for each in outcome.endings if follows_kill(each, [guilty])]
+    lines = card(later[0], host=host) if later else []
+    if len(later) > 1:
+        lines.append(f"overlap: {len(later) - 1} more processes failed after that loss, too")
+    write_stderr("\n".join([*lines, *card(guilty, oom_kills=killed, signs=signs, host=host), ""]))
     return exit_code(guilty)
 
 
 def _rank_states(outcome: LaunchOutcome) -> list[str]:
-    """Return the state of the ranks at the interrupt, from the process that knows most of them."""
+    """Return lines with the state of ranks at an interrupt, from the report of the process that has the most."""
     reports = [ending.status.text.splitlines() for ending in outcome.endings if ending.status]
     lines = [[line for line in report if line.startswith("  ")] for report in reports if report[:1] == [INTERRUPTED]]
     return max(lines, key=len, default=[])
@@ -178,7 +191,11 @@ def _rank_states(outcome: LaunchOutcome) -> list[str]:
 
 
 def _rendezvous_endpoint(config: RunConfig) -> Endpoint:
-    """Return host and port of the rendezvous; port 0 lets the system choose, which several hosts cannot use."""
+    """Return host and port of the rendezvous, by default a free port (0) of this host, chosen by the system.
+
+    Raises:
+        UsageError: `--rdzv-endpoint` is invalid, or has port 0, which several hosts cannot use.
+    """
     if config.rdzv_endpoint is None:
         return "127.0.0.1", 0
     try:
@@ -191,7 +208,13 @@ def _rendezvous_endpoint(config: RunConfig) -> Endpoint:
 
 
 def _job_secret(config: RunConfig, endpoint: Endpoint) -> bytes:
-    """Return the secret of the job: the given one, a new one on one host, or the user's own for several hosts."""
+    """Return the secret of the job: the given one; otherwise a new one if all processes are started here.
+
+    If each host starts its own, it is the user's own secret, on the loopback interface only.
+
+    Raises:
+        UsageError: Several hosts need a secret that is given.
+    """
     secret = given_secret(os.environ)
     if secret is not None or config.node_rank is None:
         return secret or generate()
@@ -209,7 +232,7 @@ def _job_name(config: RunConfig) -> str:
 
 
 def _make_log_folder(path: str) -> None:
-    """Make the folder of `--log-dir`; raise `UsageError` if that fails or nothing can be written into it."""
+    """Make the folder of `--log-dir`, and raise `UsageError` if that fails or nothing can be written into it."""
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
@@ -223,9 +246,13 @@ def _make_log_folder(path: str) -> None:
 
 @contextmanager
 def _witness_folder(config: RunConfig, hosts: int) -> Iterator[str | None]:
-    """Yield the folder of the witness, in memory where the system has a folder there; None if no program can use it.
+    """Yield the folder of the witness of a run that survives losses; None if the run cannot survive any.
 
-    The first process makes it, because a program may ask for it by `overlap.run(..., survive=True)`.
+    On one host, a folder in memory is made even without `--survive`, because the program may call
+    `overlap.run(..., survive=True)`. Several hosts share the folder of `--witness`.
+
+    Raises:
+        UsageError: `--witness` and `--survive` are not given together, or the folder cannot be used.
     """
     if not config.survive:
         if config.witness is not None:
@@ -245,14 +272,20 @@ def _witness_folder(config: RunConfig, hosts: int) -> Iterator[str | None]:
 
 @contextmanager
 def _shared_witness_folder(config: RunConfig, host: int) -> Iterator[Path]:
-    """Yield the folder of the witness that the user names, with a file of this host; the last host removes it."""
+    """Yield the folder of the witness within the one of `--witness`, with a file of this host in it.
+
+    The last host that leaves the block removes the folder.
+
+    Raises:
+        UsageError: `--witness` is missing, or its folder cannot be used, or belongs to another job.
+    """
     if config.witness is None:
         raise UsageError(
             "--survive: between hosts a folder decides who goes on: add --witness DIR, the same folder on a file "
             "system that all of them share, such as NFS"
         )
     if config.max_restarts:
-        raise UsageError("--survive: on several hosts without --max-restarts; leave it out")
+        raise UsageError("--max-restarts: not possible with --survive on several hosts; leave out --max-restarts")
     folder = Path(os.path.abspath(config.witness), f"witness-{_job_name(config)}")
     member = host_file(folder, host)
     try:
@@ -261,8 +294,8 @@ def _shared_witness_folder(config: RunConfig, host: int) -> Iterator[Path]:
         member.write_text(f"{secrets.token_hex(16)} {socket.gethostname()}")
     except FileExistsError:
         raise UsageError(
-            f"--witness: {folder} is of a job that runs, or has lost this host; give all hosts another --job-id, or "
-            "remove the folder if that job has ended"
+            f"--witness: {member} exists already: a job with this id still runs, or has lost this host; give all hosts "
+            "another --job-id, or remove the folder of this file if that job has ended"
         ) from None
     except OSError as error:
         raise UsageError(f"--witness: {folder}: {error.strerror}; name a folder that exists on all hosts") from None
@@ -275,19 +308,17 @@ def _shared_witness_folder(config: RunConfig, host: int) -> Iterator[Path]:
                 shutil.rmtree(folder)
 
 
-def boot() -> str:
-    """Return a Python program that runs this command in a new interpreter."""
-    return _BOOT.format(root=str(Path(__file__).parents[2]))
-
-
 @contextmanager
 def _listening(endpoint: Endpoint, *, is_first: bool, again: bool) -> Iterator[tuple[int | None, Endpoint]]:
-    """Listen for process 0 before it starts, so that a used port is reported at once; yield descriptor and endpoint.
+    """Listen for process 0 before it starts, so that a used port is reported at once.
 
     Args:
-        endpoint: Host and port.
+        endpoint: Host and port; port 0: any free one.
         is_first: Whether process 0 is started here.
-        again: Whether processes of an earlier launcher of the job may still listen, and get a moment to leave the port.
+        again: Whether processes of an earlier launcher of the job may still have the port, so that it is tried again.
+
+    Yields:
+        Descriptor of the listening socket, and its endpoint. None, and `endpoint`, if process 0 is started elsewhere.
     """
     if not is_first:
         yield None, endpoint

@@ -1,4 +1,4 @@
-"""Programs of users: found before anything starts, run as python runs them, and lines about their traces."""
+"""Programs of users: checked before anything starts, run as `python` runs them; and lines about their traces."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from ..processes.place import find_place
 from .parser import Parser
 
 _AT_ONCE_BYTES = 32 << 20
-"""Traces up to that size are read again for the verdict: 60,000 spans, about a second."""
+"""Longest trace that is read again for the verdict: 60,000 spans, which takes about a second."""
 
-_GZIP_RATIO = 20  # assumed length of a trace over that of its compressed file
+_GZIP_RATIO = 20  # assumed ratio of a trace's length to that of its compressed file
 
 Program: TypeAlias = Callable[[], dict[str, object]]
 """Runs a program, and returns its global names at the end."""
@@ -42,15 +42,15 @@ def add_program(parser: Parser) -> None:
 
 
 def named_program(args: argparse.Namespace, *, command: str) -> Program:
-    """Return a function that runs the program that the command line names.
+    """Return a function that runs the program which the command line names.
 
     Args:
         args: The arguments of `add_program`.
         command: The name of the command, for messages.
 
     Raises:
-        UsageError: If no program is named, or the file does not exist or is not Python. A missing module is noticed
-            when it runs.
+        UsageError: No program is named, or the file does not exist or is not Python. A missing module is found only
+            when the function is called.
     """
     if args.module is not None:
         if not args.module:
@@ -69,7 +69,7 @@ def named_program(args: argparse.Namespace, *, command: str) -> Program:
 
 
 def _check_script(path: str, command: str) -> None:
-    """Compile a script, to raise `UsageError` before any process starts if it is unreadable or not Python."""
+    """Raise `UsageError` if a script cannot be read or is not Python, so that no process is started for it."""
     try:
         source = Path(path).read_bytes()
     except OSError as error:
@@ -83,11 +83,11 @@ def _check_script(path: str, command: str) -> None:
 
 
 _READS_ARGUMENTS = re.compile(r"argv|pars(e|er|ing)\b|Parser|\b(absl|click|docopt|fire|hydra|typer|tyro)\b")
-"""In the text of a script: it reads them, or lets a library do so, which refuses those that it does not know."""
+"""Matches in the text of a script that reads its arguments, itself or by a library, and would refuse unknown ones."""
 
 
 def report_late_options(args: argparse.Namespace, command: str) -> None:
-    """Report an option of ours behind a script that reads no arguments: the script gets it, and ignores it.
+    """Print a notice for each option of overlap after a script that reads no arguments: the script ignores the option.
 
     Args:
         args: The arguments of `add_program`, with an existing script.
@@ -106,15 +106,16 @@ def report_late_options(args: argparse.Namespace, command: str) -> None:
 
 
 def _run_module(name: str, command: str) -> dict[str, object]:
+    """Run a module as `python -m` does; raise `UsageError` if there is no such module."""
     module_spec(name, command)
     return runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 def module_spec(name: str, command: str) -> ModuleSpec:
-    """Return the specification of the module, or of the `__main__` of the package, that `-m` names.
+    """Return the specification of the module that `-m` names; for a package, that of its `__main__`.
 
     Raises:
-        UsageError: If there is none.
+        UsageError: There is no such module.
     """
     try:
         spec = find_spec(name)
@@ -122,7 +123,7 @@ def module_spec(name: str, command: str) -> ModuleSpec:
             spec = find_spec(f"{name}.__main__")
     except ModuleNotFoundError as error:
         if not f"{name}.".startswith(f"{error.name}."):
-            raise  # the package exists, but an import of it does not
+            raise  # the package exists, but a module that it imports does not
         raise UsageError(f"{command}: -m {name}: {error}; install it, or correct the name") from None
     if spec is None:
         raise UsageError(f"{command}: -m {name}: there is no such module to run; install it, or correct the name")
@@ -130,14 +131,20 @@ def module_spec(name: str, command: str) -> ModuleSpec:
 
 
 def _run_with_argv(argv: list[str], sys_path: str, program: Program) -> dict[str, object]:
-    """Set argv and the first entry of the import path as python does, and run the program."""
+    """Set argv and the first entry of the import path as python does, and run the program.
+
+    Args:
+        argv: The arguments; the first one is the name of the program.
+        sys_path: The first entry of the import path.
+        program: Runs the program; its result is returned.
+    """
     sys.argv[:] = argv
     if not sys.flags.safe_path:
         sys.path[0] = sys_path
     try:
         return program()
     except Exception as error:
-        sys.last_value = error  # as Python does for what runs at exit, such as the end of a connection
+        sys.last_value = error  # as Python sets it; exit handlers read it, such as that of `embedded.connection`
         raise
 
 
@@ -156,9 +163,12 @@ def as_main() -> Iterator[None]:
 
 @contextmanager
 def report_traces(name: str | None, path: str | os.PathLike[str] | None, *, verdict: bool = True) -> Iterator[None]:
-    """Print at the end, also after a failure, where the traces are, under the name that the user gave.
+    """Print at the end, also after a failure, where the traces are.
 
-    After a good end the last line is the verdict on the last run, if `verdict` asks for it.
+    Args:
+        name: The file as the user named it; None: `path` is shown.
+        path: Where the traces are written; None: there are none.
+        verdict: Whether, after an end without an error, the last line is the verdict on the last run.
     """
     place = find_place()
     if place is not None and place.process != 0:  # the first process prints it for all
@@ -169,7 +179,7 @@ def report_traces(name: str | None, path: str | os.PathLike[str] | None, *, verd
     try:
         yield
         well = True
-        if path is not None and not trace_files.reserved_paths(str(path)):
+        if path is not None and not trace_files.paths_given_out(str(path)):
             _print_note(f"no trace in {shown_path}: the program did not call overlap.run")
     finally:
         if path is not None and (files := trace_files.written_paths(str(path))):
@@ -182,7 +192,7 @@ def report_traces(name: str | None, path: str | os.PathLike[str] | None, *, verd
 
 
 def _trace_verdict(file: Path) -> str:
-    """Return the verdict on a trace, if the file is small enough to be read at once."""
+    """Return the verdict on a trace; "" if the file is too large to be read quickly, missing or unreadable."""
     from ..explain.recorded import explain_timeline
     from ..timeline import read_trace
 
@@ -194,7 +204,10 @@ def _trace_verdict(file: Path) -> str:
 
 
 def relative_path(path: str | os.PathLike[str] | None) -> str:
-    """Return a path relative to the current folder, as users write it: a launcher has made it absolute."""
+    """Return a path relative to the current folder, if it is in that folder, because launchers make paths absolute.
+
+    "" for None.
+    """
     if path is None:
         return ""
     with suppress(FileNotFoundError):  # somebody has removed the current folder

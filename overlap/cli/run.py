@@ -17,7 +17,7 @@ from ..processes.place import find_place
 from ..processes.status import Status, report_to_launcher, status_from_error
 from ..settings import Option
 from ..signals import Terminated, handling_signals
-from ..units import switch
+from ..units import parse_yes_no
 from .engine import on_engine
 from .options import add_options, add_settings, given_settings
 from .output import output_path
@@ -26,12 +26,12 @@ from .processes import on_hosts, run_processes
 from .program import add_program, as_main, named_program, report_late_options, report_traces
 from .world_size import starts_processes, with_ranks
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Run a program: all ranks in this process, or with --processes in several. Options win over the arguments of its
 overlap.run(...).
 """
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   overlap run --ranks 4 --trace run.json train.py --epochs 3
   overlap run --processes 2 --ranks 8 train.py
@@ -54,12 +54,11 @@ Ctrl-C lets the processes end in peace, a second one ends them at once.
 """
 
 
-def fill(parser: Parser) -> None:
-    """Add the description and the options of the command to its parser."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+def add_arguments(parser: Parser) -> None:
+    """Add the options of the command to its parser."""
     add_settings(parser)
     show_config = {
-        "show_config": Option(read=switch, rare=True, help="print every setting with its source, and run nothing")
+        "show_config": Option(read=parse_yes_no, rare=True, help="print every setting with its source, and run nothing")
     }
     add_options(parser, show_config)
     add_program(parser)
@@ -88,7 +87,15 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _run_program(args: argparse.Namespace, *, launched: bool) -> int:
-    """Run the program here, on an engine or in processes, as the settings say; return the exit code."""
+    """Run the program here, on an engine or in processes, as the settings say, and return the exit code.
+
+    With `--show-config` it prints the settings, and runs nothing.
+
+    Args:
+        args: The parsed arguments of `overlap run`.
+        launched: Whether a launcher of this package has started this process. Then options after the program are not
+            reported, because the launcher has reported them.
+    """
     config = with_ranks(_read_config(args))
     if args.show_config:
         print("\n".join(config.lines()))
@@ -124,6 +131,7 @@ def _send_to_launcher(error: BaseException) -> int:
     place = find_place()
     with redirect_stderr(StringIO()) as text:
         code = report_error(error)
+    # without a place, all ranks live in this process
     local = place.ranks if place else range(sys.maxsize)
     if not report_to_launcher(status_from_error(error, local=local, text=text.getvalue(), code=code)):
         write_stderr(text.getvalue())
@@ -134,7 +142,7 @@ def _send_to_launcher(error: BaseException) -> int:
 
 
 def _read_config(args: argparse.Namespace) -> RunConfig:
-    """Return checked settings of options and environment, with absolute paths; raise `UsageError` if one is wrong."""
+    """Return the settings of options and environment, with absolute paths; raise `UsageError` if one is invalid."""
     warn_of_unknown_variables()
     config = given_settings(args).over(RunConfig.from_environment())
     config = _with_tls_files(config.changed(trace=output_path(config.trace, option=config.sources.get("trace", ""))))
@@ -152,13 +160,18 @@ def _read_config(args: argparse.Namespace) -> RunConfig:
 
 
 def _with_tls_files(config: RunConfig) -> RunConfig:
-    """Check that TLS files are readable, and make their paths absolute: the program may change its directory."""
+    """Return the settings with absolute paths of the TLS files, because the program may change its directory.
+
+    Raises:
+        UsageError: Some, but not all, files are given, or a file cannot be read.
+    """
     files = {"--tls-cert": config.tls_cert, "--tls-key": config.tls_key, "--tls-ca": config.tls_ca}
     paths = {name: path for name, path in files.items() if path is not None}
     if not paths:
         return config
-    if len(paths) < len(files):
-        raise UsageError(f"TLS needs three files: {', '.join(files)}")
+    if missing := ", ".join(name for name in files if name not in paths):
+        given = ", ".join(f"{name} {path}" for name, path in paths.items())
+        raise UsageError(f"TLS needs three files: {', '.join(files)}; given: {given}; missing: {missing}")
     for name, path in paths.items():
         if not os.path.isfile(path) or not os.access(path, os.R_OK):
             raise UsageError(f"{name}: {path}: there is no such file to read; name one that exists")

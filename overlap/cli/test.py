@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from transports.patience import usable_cores
 
 from ..settings import Option
-from ..units import count, switch
+from ..units import count, parse_yes_no
 from .options import add_options, shared_option
 from .output import show
 from .parser import Parser
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 # A program that holds Python's lock has that many seconds beyond --timeout, so that a verdict can come first.
 _LOCKED_S = 5.0
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Run an unchanged PyTorch program with many ranks in this process, in virtual time, once for each seed.
 
 A seed decides how fast the ranks are and in which order they take turns, and which faults happen. The first seed that
 fails is made smaller and explained: ranks, operations, lines.
 """
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   overlap test train.py --ranks 8 --seeds 200 --same
   overlap test train.py --ranks 4 --faults die,late
@@ -52,19 +52,18 @@ OPTIONS = {
     "seed": shared_option("seed", "the first one; 0 disturbs nothing; default: 0"),
     "cluster": shared_option("cluster", "whose wires are modelled; default: local"),
     "faults": Option(read=str, metavar="WHICH", help="kinds of faults that seeds draw, or faults as data"),
-    "same": Option(read=switch, help="fail unless all ranks end with the same weights"),
-    "same_updates": Option(read=switch, help="fail unless all ranks have the same weights after each update"),
-    "as_one": Option(read=switch, help="compare gradients with those of one rank on the joined batch"),
+    "same": Option(read=parse_yes_no, help="fail unless all ranks end with the same weights"),
+    "same_updates": Option(read=parse_yes_no, help="fail unless all ranks have the same weights after each update"),
+    "as_one": Option(read=parse_yes_no, help="compare gradients with those of one rank on the joined batch"),
     "json": shared_option("json"),
     "timeout": shared_option("timeout_s", "of real time, for a run; default: 60"),
 }
 
 
-def fill(parser: Parser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Declare the command line."""
     parser.doubles_separator = True
     parser.usage = f"{parser.prog} [options] (SCRIPT | -m MODULE) [options] [-- ARGS ...]"
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     _fill_options(parser)
     parser.add_argument("-m", dest="module", action="store_true", help="run MODULE, as python -m does")
     parser.add_argument("program", metavar="SCRIPT", help="Python file")
@@ -72,6 +71,7 @@ def fill(parser: Parser) -> None:
 
 
 def _fill_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options, which may stand before the program and behind it."""
     add_options(parser, OPTIONS, usual=OPTIONS.keys() - {"same_updates", "timeout"})
     parser.set_defaults(ranks=2, seeds=1, seed=0, cluster="local", faults="", timeout=60.0)
     parser.add_argument("-v", "--verbose", action="store_true", help="show what the ranks print")
@@ -83,6 +83,7 @@ def _options_after_the_program(args: argparse.Namespace) -> list[str]:
     later = Parser("overlap test")
     _fill_options(later)
     end = words.index("--") if "--" in words else len(words)
+    # the separator itself is no argument: it stands at the end of the options, once or twice
     program_words = [word for number, word in enumerate(words[end:]) if number > 1 or word != "--"]
     _, unknown = later.parse_known_args(words[:end], args)
     if unknown:
@@ -94,7 +95,7 @@ def _options_after_the_program(args: argparse.Namespace) -> list[str]:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command; 1 if a seed fails."""
+    """Run the command, and return 1 if a seed fails."""
     from ..testing import Ranks, RanksFailed
 
     arguments, began_s = _options_after_the_program(args), time.perf_counter()
@@ -112,7 +113,8 @@ def main(args: argparse.Namespace) -> int:
     except RanksFailed as failed:
         run = failed.run
         lines = [f"{args.program} is wrong with {run.size} ranks, seed {run.seed}", str(failed)]
-        return show(args, partial(_json_document, args, run), lambda: lines) or 1
+        show(args, partial(_json_document, args, run), lambda: lines)
+        return 1
     problem = ""
     if (args.same or args.same_updates) and run.error is None:
         problem = run.same("model weights after each update" if args.same_updates else "model weights").problem
@@ -122,7 +124,14 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _page_lines(args: argparse.Namespace, run: Run, problem: str, took_s: float) -> Iterator[str]:
-    """Yield the lines of the page of a run in which no rank has failed; `problem` is a difference between ranks."""
+    """Yield the lines of the page of a run in which no rank has failed.
+
+    Args:
+        args: Options of the command.
+        run: The run.
+        problem: A difference between ranks, or "".
+        took_s: Real time that all seeds took.
+    """
     if args.verbose:
         for rank, text in enumerate(run.output):
             yield from (f"[r{rank}] {line}" for line in text.splitlines())
@@ -142,6 +151,7 @@ def _page_lines(args: argparse.Namespace, run: Run, problem: str, took_s: float)
 
 
 def _json_document(args: argparse.Namespace, run: Run, problem: str = "") -> dict[str, object]:
+    """Return a run for JSON; `problem` is a difference between ranks, or ""."""
     return {
         "program": args.program, "ranks": run.size, "seed": run.seed, "verdicts": list(map(asdict, run.verdicts)),
         "as_one": run.as_one, "problem": problem, "operations": len(run.record.issues), "exposed": run.exposed,
@@ -177,6 +187,14 @@ def _ending_by_force(seconds: float) -> Iterator[None]:
 def _repeat_command(
     module: Sequence[str] | None, path: str | os.PathLike[str], args: Sequence[str], setting: Setting
 ) -> str:
+    """Return the command line that repeats a run.
+
+    Args:
+        module: Words that name the program as a module; None: it is a file.
+        path: The file.
+        args: Arguments of the program.
+        setting: Options of the run.
+    """
     words = ["overlap", "test", *(module or [os.fspath(path)]), "--ranks", str(setting.ranks)]
     words += ["--cluster", str(setting.cluster)] if setting.cluster != "local" else []
     words += ["--seed", str(setting.seed)] if setting.seed else []

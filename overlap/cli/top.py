@@ -25,34 +25,34 @@ from ..flight.reading import Flight, OpenRecord, RankTable
 from ..flight.records import world_key
 from ..flight.spans import step_length_ns, timeline_of_records
 from ..settings import Option
-from ..timeline.draw.folding import fold
+from ..timeline.draw.folding import fold_alike_ranks
 from ..timeline.draw.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 from ..timeline.measure.activity import Activity
 from ..timeline.measure.metrics import Breakdown, measure_windows
 from ..timeline.measure.steps import RankWindow
 from ..timeline.spans import Timeline
-from ..units import columns, figure, figure_unit, format_bytes, format_ns, format_s, number, switch
+from ..units import columns, figure, figure_unit, format_bytes, format_ns, format_s, number, parse_yes_no
 from .console import Console
 from .options import add_options
 
 EVERY_S = 1.0
-ON_PAPER_S = 10.0  # between lines where nothing can be drawn
+ON_PAPER_S = 10.0  # time between two lines if the output is no terminal
 MOST_SHARE = 0.01
-"""Of one processor: a look that takes longer is followed by a longer pause."""
-_END_S = 0.2  # delay until the end of the job is noticed
-_LINES_BESIDE_RANKS = 5  # title, two lines, head, the prompt
+"""Largest share of one processor: a look that takes longer is followed by a longer pause."""
+_END_S = 0.2  # longest delay until the end of the job is noticed
+_LINES_BESIDE_RANKS = 5  # lines of the picture without those of ranks: title, two lines, head, the prompt
 _BAR_CELLS = 12
 _WAITING_SHARE = 0.01
-"""Part of the time of all ranks: less waiting is nobody's fault."""
+"""Share of all ranks' time: if less of it is waiting for late ranks, no rank is named."""
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Without JOB, list the jobs of this user that run on this host. With JOB, show the work of its ranks since the last look,
 as `overlap timeline` measures it, the time of a step, the rank that others wait for, and bytes in flight. The command
 reads the flight records of this host's processes, which costs the job nothing; on another host, run it there (ssh HOST
 overlap top). A look takes at most a hundredth of a processor. Ctrl-C ends it, the job runs on.
 """
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   overlap top                       the jobs here
   overlap top 5f2c0d1e              a job, or the id of one of its processes
@@ -63,13 +63,12 @@ examples:
 
 OPTIONS = {
     "every": Option(read=number, metavar="S", help="look every S seconds; default: 1, or 10 in a pipe"),
-    "once": Option(read=switch, help="look once"),
+    "once": Option(read=parse_yes_no, help="look once"),
 }
 
 
-def fill(parser: argparse.ArgumentParser) -> None:
-    """Add the description and the options of the command to its parser."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
     parser.add_argument(
         "job", nargs="?", metavar="JOB",
         help="name of a job, its program, or id of a process; default: with --every or --once the newest job",
@@ -90,7 +89,8 @@ def main(args: argparse.Namespace) -> int:
         return 0
     if args.job is not None and ":" in args.job:
         host = args.job.rpartition(":")[0]
-        raise UsageError(f"{args.job}: the ranks of a job are seen on the host where they run: ssh {host} overlap top")
+        expected = f"JOB: expected the name of a job on this host, got the address {args.job!r}"
+        raise UsageError(f"{expected}; its ranks are seen on the host where they run: ssh {host} overlap top")
     world, console = find_world(args.job), Console(highlight=False, markup=False, emoji=False)
     drawn = console.is_terminal and not console.is_dumb_terminal
     looks = Looks(world, every_s=args.every or (EVERY_S if drawn or args.once else ON_PAPER_S))
@@ -142,13 +142,13 @@ class Looks:
         """Return the figures of the ranks until now."""
         start_s, now_ns = process_time(), time_ns()
         tables = {table.rank: table for record in self._world.processes for table in record.ranks()}
-        timeline = timeline_of_records(list(tables.values()), now_ns, self._world.about.world_size)
+        timeline = timeline_of_records(list(tables.values()), now_ns, self._world.start.world_size)
         found = measure_window(timeline, tables, (now_ns - round(self._every_s * 1e9), now_ns))
         self._spent_s = process_time() - start_s
         return found
 
     def pause(self) -> bool:
-        """Wait for the time of the next look, or the end of the world; return whether it lives."""
+        """Wait until the next look is due, or the world has ended; return whether the world still runs."""
         left_s = max(self._every_s, self._spent_s / MOST_SHARE)
         while self._world.lives and left_s > 0:
             sleep(min(left_s, _END_S))
@@ -157,18 +157,25 @@ class Looks:
 
 
 def measure_window(timeline: Timeline, tables: dict[int, RankTable], window: tuple[int, int]) -> WindowFigures:
-    """Return the figures of ranks in a window, which ends now."""
-    columns, low_ns, in_flight, doing = timeline.columns, dict[int, int](), dict[int, int](), dict[int, str]()
+    """Return the figures of ranks in a window.
+
+    Args:
+        timeline: Timeline of the flight records, in which spans that have not ended end at the end of the window.
+        tables: The flight record of each rank, by rank.
+        window: Begin and end of the window, in nanoseconds; the end is the present time.
+    """
+    begin_ns, now_ns = window
+    columns, begins_ns, in_flight, doing = timeline.columns, dict[int, int](), dict[int, int](), dict[int, str]()
     for rank, rows in columns.rows_by_rank(columns.rank >= 0).items():
         # Of a rank whose earlier operations are not known, the time since its oldest one counts.
-        low_ns[rank] = max(window[0], int(columns.end_ns[rows].min())) if tables[rank].cut else window[0]
-        rows = rows[(columns.end_ns[rows] == window[1]) & (columns.start_ns[rows] < window[1])]
-        operations, computes = (rows[columns.is_kind(kind)[rows]] for kind in ("comm", "compute"))
-        oldest = operations[np.argsort(columns.called_ns[operations])][:1]
-        first = [*computes[-1:], *oldest][:1]
-        in_flight[rank] = int(columns.nbytes[rows].sum())
-        doing[rank] = columns.texts[columns.name[first[0]]] if first and not tables[rank].left else ""
-    windows = [RankWindow(rank, None, start_ns, window[1]) for rank, start_ns in low_ns.items()]
+        begins_ns[rank] = max(begin_ns, int(columns.end_ns[rows].min())) if tables[rank].cut else begin_ns
+        under_way = rows[(columns.end_ns[rows] == now_ns) & (columns.start_ns[rows] < now_ns)]
+        operations, computes = (under_way[columns.is_kind(kind)[under_way]] for kind in ("comm", "compute"))
+        # The rank does its last compute, or else its oldest operation.
+        candidates = [*computes[::-1], *operations[np.argsort(columns.called_ns[operations])]]
+        in_flight[rank] = int(columns.nbytes[under_way].sum())
+        doing[rank] = columns.texts[columns.name[candidates[0]]] if candidates and not tables[rank].left else ""
+    windows = [RankWindow(rank, None, start_ns, now_ns) for rank, start_ns in begins_ns.items()]
     activity = Activity(timeline, windows) if windows else None
     return WindowFigures(
         rows=measure_windows(activity) if activity else [],
@@ -203,20 +210,28 @@ def summary_line(look: WindowFigures) -> str:
 
 
 def draw_window(look: WindowFigures, world: RunningWorld, console: Console) -> Group:
-    """Return the window as text: the program, `summary_line`, and a row for each rank or set of alike ranks."""
-    about, program = world.about, os.path.basename(world.about.script) or "a program"
-    title = f"{program}: {about.world_size} ranks in {world.where}, {format_s(world.age_s)}; job {about.job}"
+    """Return the figures of the last period of time as text.
+
+    The lines are the program, `summary_line`, and a table with a row for each rank or set of alike ranks.
+
+    Args:
+        look: Figures of the window.
+        world: The world.
+        console: Where it is shown.
+    """
+    start, program = world.start, os.path.basename(world.start.script) or "a program"
+    title = f"{program}: {start.world_size} ranks in {world.process_counts}, {format_s(world.age_s)}; job {start.job}"
     lines = [Text(title, style="bold"), *map(Text, summary_line(look).split("; ", 1))]
     if not look.rows:
         return Group(*lines)
     unit, unit_ns = figure_unit(max(row.wall_ns for row in look.rows))
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in (f"rank/{unit}", "", "compute", "hidden", "wait", "wire", "step", "flight", "at"):
-        table.add_column(name, justify="right" if name[:2].strip() and name != "at" else "left", no_wrap=name != "at")
+        table.add_column(name, justify="left" if name in ("", "at") else "right", no_wrap=name != "at")
     late_ns = {late.rank: late.waited_ns for late in look.late if late.rank is not None}
     rows = {row.rank: row for row in look.rows}
     room = console.height - _LINES_BESIDE_RANKS if console.is_terminal else len(rows)
-    for each in fold(look.rows, late_ns, room=max(room, 1)):
+    for each in fold_alike_ranks(look.rows, late_ns, room=max(room, 1)):
         row, rank = rows[each.drawn], each.drawn
         times = (row.compute_ns, row.overlapped_ns, row.waiting_ns, row.wire_ns)
         step = format_ns(look.step_ns[rank]) if rank in look.step_ns else ""
@@ -233,6 +248,7 @@ def _bar_text(row: Breakdown, *, plain: bool) -> Text:
     for part_ns, glyphs, style in (*parts, (row.wire_ns, "█!", EXPOSED), (row.wall_ns, "  ", "")):
         done_ns = min(done_ns + part_ns, row.wall_ns)
         upto = round(done_ns * _BAR_CELLS / max(row.wall_ns, 1))
+        # False is the first glyph, True the second
         text.append(glyphs[plain] * (upto - cells), style)
         cells = upto
     return text
@@ -248,20 +264,20 @@ class RunningWorld:
     processes: Sequence[OpenRecord]  # Their records, by their number in the world
 
     @property
-    def about(self) -> Flight:
-        """The start of a record: the job, its program, and its sizes."""
-        return self.processes[0].about
+    def start(self) -> Flight:
+        """The start of the record of its first process: the job, its program, and the sizes of the world."""
+        return self.processes[0].start
 
     @property
-    def where(self) -> str:
+    def process_counts(self) -> str:
         """Number of processes, and of processes on this host, in words."""
-        count, here = self.about.processes, len(self.processes)
+        count, here = self.start.processes, len(self.processes)
         return f"{count} process{'es' * (count != 1)}" + f", {here} of them here" * (here < count)
 
     @property
     def age_s(self) -> float:
         """Seconds since the start of the world."""
-        return (time_ns() - min(each.about.started_ns for each in self.processes)) / 1e9
+        return (time_ns() - min(each.start.started_ns for each in self.processes)) / 1e9
 
     @property
     def lives(self) -> bool:
@@ -271,20 +287,20 @@ class RunningWorld:
     @property
     def pids(self) -> list[str]:
         """Process ids of the processes on this host."""
-        return [str(each.about.pid) for each in self.processes]
+        return [str(each.start.pid) for each in self.processes]
 
     def runs_program(self, program: str) -> bool:
         """Whether a path, or the end of one, names the program of this world."""
-        about, named = self.about, PurePath(program).parts
-        path = PurePath(os.path.normpath(PurePath(about.folder, about.script))).parts
+        start, named = self.start, PurePath(program).parts
+        path = PurePath(os.path.normpath(PurePath(start.folder, start.script))).parts
         return bool(named) and path[-len(named) :] == named
 
     def cells(self) -> list[str]:
         """Return the cells of the world's row in the list; the step is that of the slowest rank."""
-        count, here = self.about.processes, len(self.processes)
+        count, here = self.start.processes, len(self.processes)
         steps = [table.last_step for record in self.processes for table in record.ranks() if table.last_step >= 0]
-        facts = self.about.world_size, str(count) if here == count else f"{here} of {count}", min(steps, default="")
-        return [self.about.job, self.about.script or "?", *map(str, facts), f"{self.age_s:.0f}", ", ".join(self.pids)]
+        facts = self.start.world_size, str(count) if here == count else f"{here} of {count}", min(steps, default="")
+        return [self.start.job, self.start.script or "?", *map(str, facts), f"{self.age_s:.0f}", ", ".join(self.pids)]
 
     def close(self) -> None:
         """Close the records of its processes."""
@@ -319,23 +335,26 @@ def find_running_worlds() -> list[RunningWorld]:
         with suppress(UsageError):  # it is just being made or removed, or it is of another version
             record = OpenRecord(path)
             if _is_running(record):
-                records.setdefault(world_key(record.about), []).append(record)
+                records.setdefault(world_key(record.start), []).append(record)
             else:
                 record.close()
-    worlds = [RunningWorld(sorted(each, key=lambda one: one.about.process)) for each in records.values()]
+    worlds = [RunningWorld(sorted(each, key=lambda one: one.start.process)) for each in records.values()]
     return sorted(worlds, key=lambda world: world.age_s)
 
 
 def find_world(name: str | None) -> RunningWorld:
-    """Return the running world whose job, process id or program is `name`, the newest without one; close all others.
+    """Return the running world whose job, process id or program is `name`, and close the other worlds.
+
+    Args:
+        name: The name; None: the newest world.
 
     Raises:
         UsageError: There is none, or the program has several.
     """
     worlds = find_running_worlds()
-    fitting = [world for world in worlds if name in (None, world.about.job, *world.pids)]
+    fitting = [world for world in worlds if name in (None, world.start.job, *world.pids)]
     of_program = [] if fitting or name is None else [world for world in worlds if world.runs_program(name)]
-    if len({world.about.job for world in of_program}) < 2:
+    if len({world.start.job for world in of_program}) < 2:
         fitting += of_program
     for world in worlds:
         if world not in fitting[:1]:
@@ -344,15 +363,15 @@ def find_world(name: str | None) -> RunningWorld:
         return fitting[0]
     if of_program:
         jobs = ", ".join(
-            f"{each.about.job} ({each.about.world_size} ranks, for {each.age_s:.0f} s)" for each in of_program
+            f"{each.start.job} ({each.start.world_size} ranks, for {each.age_s:.0f} s)" for each in of_program
         )
         raise UsageError(f"{name!r} is the program of several running jobs, name one of them: {jobs}")
     if name is None:
         raise UsageError("no world of yours runs on this host; start one with `overlap run`")
-    known = ", ".join(world.about.job for world in worlds) or "none"
+    known = ", ".join(world.start.job for world in worlds) or "none"
     raise UsageError(f"{name!r} is no running job, nor the program or a process of one; running on this host: {known}")
 
 
 def _is_running(record: OpenRecord) -> bool:
     """Whether the process of a record runs in the world of that record."""
-    return not record.has_ended and runs(record.about.host, record.about.pid, record.about.born)
+    return not record.has_ended and runs(record.start.host, record.start.pid, record.start.born)

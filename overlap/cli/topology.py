@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 
-from topology import Cluster, TopologyError, cluster, format_ranks, names, parse_ranks
+from topology import Cluster, TopologyError, cluster, format_ranks, names
 from topology.picture import draw, wrap
 
-from .options import add_options, shared_option
+from .options import add_options, parse_group, shared_option
 from .output import page_width, show
 
 ILLEGAL_EXIT = 2
@@ -21,11 +21,11 @@ ILLEGAL_EXIT = 2
 _LISTED_GROUPS = 4
 _LEAST_WIDTH = 60
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Draw a machine: its devices and wires, the bandwidth of these, the legal groups of ranks, and the rings of devices.
 """
 
-_EPILOG = f"""\
+EPILOG = f"""\
 examples:
   overlap topology trn1.32xlarge
   overlap topology "trn2.48xlarge x4" --group 0-7
@@ -43,9 +43,8 @@ OPTIONS = {
 }
 
 
-def fill(parser: argparse.ArgumentParser) -> None:
-    """Add the description and the options of the command to its parser."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
     parser.add_argument(
         "machine", nargs="?", default="local", metavar="MACHINE", help="name or TOML file; default: local"
     )
@@ -61,15 +60,15 @@ def main(args: argparse.Namespace) -> int:
     size = {name: getattr(args, name) for name in ("nodes", "lnc", "ranks")}
     machine = cluster(args.machine, **size)
     if args.group is not None:
-        ranks = parse_ranks(args.group)
+        ranks = parse_group(args.group)
         verdict = judge_group(machine, ranks)
-        return (
-            show(args, lambda: verdict, partial(_group_lines, machine, ranks)) or (not verdict["legal"]) * ILLEGAL_EXIT
-        )
+        show(args, lambda: verdict, partial(_group_lines, machine, ranks))
+        return 0 if verdict["legal"] else ILLEGAL_EXIT
     return show(args, partial(describe, machine), partial(_machine_page, machine, ascii=bool(args.ascii)))
 
 
 def _machine_page(machine: Cluster, *, ascii: bool) -> list[str]:
+    """Return the page of a machine: its drawing, its groups and its rings."""
     # A text file in memory has no encoding, and takes every character.
     blocks = (sys.stdout.encoding or "utf-8").lower().startswith("utf") and os.environ.get("TERM") != "dumb"
     width = max(page_width(), _LEAST_WIDTH)
@@ -102,6 +101,7 @@ def judge_group(machine: Cluster, ranks: tuple[int, ...]) -> dict[str, object]:
         try:
             machine.check_group(ranks)
         except TopologyError as error:
+            # only the error has them
             nearest = error.nearest
     return {
         "cluster": machine.name,
@@ -149,7 +149,7 @@ def _describe_device(machine: Cluster, device: int) -> dict[str, object]:
 
 
 def _legal_groups(machine: Cluster) -> dict[int, tuple[tuple[int, ...], ...]]:
-    """Return the legal groups on one node by size; none where no rule restricts them."""
+    """Return the legal groups on one node by size, or none where no rule restricts them."""
     if not machine.restricted:
         return {}
     sizes = range(2, machine.ranks_per_node + 1)
@@ -157,6 +157,7 @@ def _legal_groups(machine: Cluster) -> dict[int, tuple[tuple[int, ...], ...]]:
 
 
 def _groups_text(machine: Cluster, width: int) -> str:
+    """Return the legal groups on a node by size, and the rules that restrict them, as text."""
     if not machine.restricted:
         return "legal groups: any"
     lines = ["legal groups on one node" + ("; across nodes the same on each:" if machine.nodes > 1 else ":")]
@@ -171,6 +172,7 @@ def _groups_text(machine: Cluster, width: int) -> str:
 
 
 def _rings_text(machine: Cluster, width: int) -> str:
+    """Return the disjoint rings of devices in a node, and through coupled servers, as text."""
     inside = machine.rings(range(machine.ranks_per_node))
     lines = ["disjoint rings of devices in a node, each usable both ways:" if inside else "no ring of wires in a node"]
     for ring in inside:

@@ -11,7 +11,7 @@ from ..explain.against import Comparison, compare
 from ..explain.causes import WORDING
 from ..explain.entry import explain_files
 from ..explain.limits import Limit, parse_limit
-from ..explain.page import page_lines
+from ..explain.page import page_columns, page_lines, wrap_line
 from ..explain.report import SCHEMA_VERSION, Why
 from ..notice import notify
 from ..settings import Option
@@ -20,7 +20,7 @@ from ..units import integer, parse_bytes
 from .options import add_options, shared_option
 from .output import show
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Say in one sentence why a job is slow or stuck, on which line, and what to try.
 
 It reads traces of PyTorch's profiler (Kineto; packed or not, one file of each rank), traces of ours, and dumps of
@@ -28,7 +28,7 @@ flight recorders; PATH is a file, or a folder of one job. Every nanosecond of a 
 up. What a trace cannot show is said: "cannot be told", and why.
 """
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   overlap why rank0.json.gz           a trace of PyTorch's profiler
   overlap why traces/                 the traces of several ranks of one job
@@ -53,9 +53,8 @@ OPTIONS = {
 }
 
 
-def fill(parser: argparse.ArgumentParser) -> None:
-    """Add the description and the options of the command to its parser."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
     parser.add_argument(
         "paths", nargs="*", metavar="PATH",
         help="traces, dumps or flight records of one job, or a folder with them; default: the last flight record here",
@@ -67,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
     """Run the command and return the exit code.
 
     Raises:
-        UsageError: A file cannot be read, files are not of one job, or a test is none.
+        UsageError: A file cannot be read, files are not of one job, or a condition of `--fail-if` is invalid.
     """
     if args.unpacked is not None:
         os.environ[LIMIT_VARIABLE] = str(args.unpacked)  # for processes that read files, too
@@ -77,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
         None if args.compare is None else compare(report, explain_files([args.compare], progress=_print_progress))
     )
     against = {"against": {"judgement": comparison.judgement, "sentence": comparison.sentence}} if comparison else {}
-    heading = [comparison.sentence, ""] if comparison else []
+    heading = [*wrap_line(comparison.sentence, page_columns()), ""] if comparison else []
     show(args, lambda: report.as_dict() | against, lambda: [*heading, *page_lines(report)], version=SCHEMA_VERSION)
     failed = [sentence for test in tests if (sentence := _met_condition_text(test, report, comparison))]
     for sentence in failed:
@@ -86,16 +85,21 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _print_progress(done: int, count: int) -> None:
+    """Show on a terminal which of several files is read now, on a line that the next call overwrites."""
     if sys.stderr.isatty() and count > 1:
-        end = "\r" if done < count else "\n"
+        end = "\r" if done + 1 < count else "\n"
         print(f"reading file {done + 1} of {count}", end=end, file=sys.stderr, flush=True)
 
 
 def _parse_condition(test: str, *, comparing: bool) -> Limit | None:
-    """Return the condition of `--fail-if`, a limit on a figure; None for `regression`.
+    """Return a condition of `--fail-if`: a limit on a figure, or None for `regression`.
+
+    Args:
+        test: The condition as the user wrote it.
+        comparing: Whether `--compare` is given, which `regression` needs.
 
     Raises:
-        UsageError: It is neither, or nothing is compared.
+        UsageError: The text is neither of the two, or `regression` without `--compare`.
     """
     if test.strip() != REGRESSION:
         return parse_limit(test, ("step", *WORDING))
@@ -105,7 +109,13 @@ def _parse_condition(test: str, *, comparing: bool) -> Limit | None:
 
 
 def _met_condition_text(limit: Limit | None, report: Why, comparison: Comparison | None) -> str:
-    """Return the figure and the limit, if the condition of `--fail-if` is met; "" if it is not."""
+    """Return a sentence with the figure and the limit if a condition of `--fail-if` is met; otherwise "".
+
+    Args:
+        limit: The condition; None: `regression`.
+        report: The report.
+        comparison: The comparison with another run; None: there is none.
+    """
     if limit is None:
         return comparison.sentence if comparison and comparison.judgement == REGRESSION else ""
     value: float = report.step_ns if limit.name == "step" else report.cost_ns(limit.name)

@@ -8,10 +8,12 @@ from ..processes.place import ProcessPlace, find_place
 
 
 def with_ranks(config: RunConfig) -> RunConfig:
-    """Return the configuration with the ranks of the whole world, unless the program decides how many there are.
+    """Return the configuration with the number of ranks of the whole world in `ranks`.
+
+    `ranks` stays None if no option sets the number, so that the program may set it.
 
     Raises:
-        UsageError: If options contradict each other or the launcher that has started this process.
+        UsageError: Options contradict each other, or the launcher that has started this process.
     """
     place = find_place()
     if place is not None:
@@ -35,11 +37,12 @@ def with_ranks(config: RunConfig) -> RunConfig:
         raise UsageError(
             f"{ranks} ranks cannot be divided among {processes_text}; --ranks-per-process N gives each process N"
         )
+    # if the user has given `ranks` itself, its source stays the same
     return config if ranks is None else config.changed(None if config.ranks else source, ranks=ranks)
 
 
 def process_count(config: RunConfig) -> int:
-    """Return the number of processes on all hosts; the command starts those of its own host."""
+    """Return the number of processes on all hosts together, of which this command starts only those of its host."""
     return (config.nnodes or 1) * (config.processes or 1)
 
 
@@ -49,23 +52,32 @@ def starts_processes(config: RunConfig) -> bool:
 
 
 def _world_options(config: RunConfig) -> str:
+    """Return the options that set the number of processes, such as "--nnodes 2 with --processes 4", for messages."""
     hosts = f"--nnodes {config.nnodes}" if (config.nnodes or 1) > 1 else ""
     each = f"--processes {config.processes}" if config.processes else ""
     return " with ".join(filter(None, [hosts, each]))
 
 
 def _ranks_of_cluster(config: RunConfig) -> int | None:
-    """Return the ranks of the cluster, one for each core of its devices; None if it takes any number."""
+    """Return the number of ranks of the cluster, one for each core of its devices; None if it may have any number."""
     if config.cluster in (None, "local"):
         return None
     from topology import cluster
 
     named = cluster(str(config.cluster))
-    return None if named.machine.devices is None else named.world_size  # such as "local x2": any number of ranks
+    # a machine without devices, such as that of "local x2", may have any number of ranks
+    return None if named.machine.devices is None else named.world_size
 
 
 def _check_launcher(config: RunConfig, place: ProcessPlace) -> None:
-    """Refuse options that do not fit the launcher of this process; `--nnodes` divides its processes into hosts."""
+    """Check that options fit the launcher which has started this process.
+
+    `--nnodes` and `--processes` must fit its number of processes, `--node-rank` the index of this process;
+    `--max-restarts` is not possible.
+
+    Raises:
+        UsageError: An option does not fit.
+    """
     if config.max_restarts:
         raise UsageError(
             f"--max-restarts: {place.source} has started this process, and would have to start it again; leave it out"
@@ -83,7 +95,14 @@ def _check_launcher(config: RunConfig, place: ProcessPlace) -> None:
 
 
 def _check_hosts(config: RunConfig) -> None:
-    """Refuse several hosts without the options by which they meet."""
+    """Check the options of several hosts.
+
+    `--node-rank` needs `--nnodes` and `--rdzv-endpoint`, by which hosts meet, and must be below `--nnodes`. With
+    `--max-restarts`, each of several hosts has one process.
+
+    Raises:
+        UsageError: An option is missing, or does not fit the others.
+    """
     if config.node_rank is None:
         if (config.nnodes or 1) > 1 and config.engine is None:
             raise UsageError(
@@ -92,7 +111,9 @@ def _check_hosts(config: RunConfig) -> None:
             )
         return
     if config.nnodes is None or config.rdzv_endpoint is None:
-        raise UsageError("--node-rank needs --nnodes and --rdzv-endpoint, the same for all hosts")
+        needed = {"--nnodes": config.nnodes, "--rdzv-endpoint": config.rdzv_endpoint}
+        missing = " and ".join(option for option, value in needed.items() if value is None)
+        raise UsageError(f"--node-rank: {missing} must be given too, the same for all hosts")
     if config.node_rank >= config.nnodes:
         raise UsageError(f"--node-rank: expected less than --nnodes {config.nnodes}, got {config.node_rank}")
     if config.max_restarts and (config.processes or 1) > 1 and config.nnodes > 1:

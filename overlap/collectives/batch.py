@@ -15,33 +15,35 @@ from .schedule import Op, Schedule
 # Cells of local rows handled at once: their values stay in the second-level cache.
 _PIECE_CELLS = 1 << 15
 
-# Rows are regrouped if the longest has at most so many times as many cells as the average.
+# Cells are ordered by offset only if the longest row has at most this many times the cells of the average row.
 _MAX_SPREAD = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of some phases, one entry a cell."""
+    """Rows of consecutive phases, as columns with one entry for each cell that a row moves."""
 
     row: Ints  # Number of the row
-    read: Ints  # Cell read, relative to the base of its buffer
-    write: Ints  # Cell written
+    read: Ints  # Cell read, counted from the first cell of its buffer
+    write: Ints  # Cell written, counted in the same way
     sbuf: NDArray[np.uint8]  # Buffer read
     dbuf: NDArray[np.uint8]  # Buffer written
     add: Flags  # Whether the row reduces
-    lower: Flags  # Whether its sender is the lower rank
-    ends: list[int]  # Where phases begin, and the number of entries
+    lower: Flags  # Whether the row's sender has a lower rank than its receiver
+    ends: list[int]  # First entry of each phase, then the number of entries: phase i is ends[i] to ends[i + 1] - 1
 
 
 def cut_local_phases(schedule: Schedule, bounds: Ints) -> tuple[Ints, Ints]:
-    """Cut long phases of local rows between ranks, as local rows of different ranks are independent.
+    """Cut long phases of local rows into shorter ones, between the rows of two ranks.
+
+    Local rows of different ranks are independent, so the cut changes no result, and columns stay in the cache.
 
     Args:
         schedule: A schedule with at least one row.
-        bounds: The rows at which phases begin, and the number of rows.
+        bounds: First row of each phase, then the number of rows.
 
     Returns:
-        Finer bounds, and the number of cells before each.
+        The bounds with the cuts added, and for each bound the number of cells that the rows before it move.
     """
     starts, cuts = bounds[:-1], [bounds]
     local = schedule.src[starts] == schedule.dst[starts]
@@ -49,7 +51,7 @@ def cut_local_phases(schedule: Schedule, bounds: Ints) -> tuple[Ints, Ints]:
     for phase in np.flatnonzero(local & large).tolist():
         rows = slice(int(bounds[phase]), int(bounds[phase + 1]))
         rank = schedule.src[rows]
-        # Cut only between ranks, where the rows so far fill another piece.
+        # Between two ranks, cut where the rows since the last cut fill a piece.
         if (rank[1:] >= rank[:-1]).all():
             piece = np.cumsum(schedule.count[rows], dtype=np.int64) // _PIECE_CELLS
             between = np.flatnonzero(rank[1:] != rank[:-1]) + 1
@@ -60,23 +62,31 @@ def cut_local_phases(schedule: Schedule, bounds: Ints) -> tuple[Ints, Ints]:
 
 
 def _cells_before(schedule: Schedule, rows: Ints) -> Ints:
-    """Return how many cells the table has before each of some rows. Most rows have one."""
+    """Return for each of these rows how many cells all rows before it move."""
     longer = np.flatnonzero(schedule.count != 1)
-    # Each row has one cell, and longer rows the rest of their count.
+    # Most rows move one cell: count the rows, and add the further cells of longer rows.
     extra = np.append(0, np.cumsum(schedule.count[longer] - 1, dtype=np.int64))
     before: Ints = rows + extra[np.searchsorted(longer, rows)]
     return before
 
 
 def expand_cells(schedule: Schedule, layout: SlotLayout, bounds: Ints) -> Batch:
-    """Return the cells of some phases as columns; `bounds` has the first row of each, and the end of the last."""
+    """Return the rows of consecutive phases as columns, with one entry for each cell.
+
+    Args:
+        schedule: The table.
+        layout: Positions of the table's slots in memory.
+        bounds: First row of each phase, then the end of the last phase.
+    """
     s, rows = schedule, slice(int(bounds[0]), int(bounds[-1]))
     src, dst, sbuf, dbuf, count = s.src[rows], s.dst[rows], s.sbuf[rows], s.dbuf[rows], s.count[rows]
     sslot, dslot, op, ends = s.sslot[rows], s.dslot[rows], s.op[rows], bounds - bounds[0]
     row = np.arange(rows.start, rows.stop, dtype=np.int32)
     if (count != 1).any():
         # Columns of rows become columns of cells: each row is repeated for its cells.
+        # A single phase of local rows may be regrouped, as all its reads happen before its writes.
         owner, offset = _order_cells(count, regroup=len(ends) == 2 and bool(src[0] == dst[0]))
+        # Phases end behind the cells of their last rows.
         ends = np.append(0, np.cumsum(count))[ends]
         src, dst, sslot, dslot, row = (column[owner] for column in (src, dst, sslot, dslot, row))
         sbuf, dbuf, op = (column[owner] for column in (sbuf, dbuf, op))
@@ -86,14 +96,18 @@ def expand_cells(schedule: Schedule, layout: SlotLayout, bounds: Ints) -> Batch:
 
 
 def _order_cells(count: NDArray[np.int32], *, regroup: bool) -> tuple[Ints, NDArray[np.int32]]:
-    """Return for each cell its row, and its offset in the row.
+    """Return two columns with one entry for each cell of some rows: the index of its row, and its offset in the row.
 
-    Cells are in the order of rows; where `regroup` allows it, in the order of offsets: many ranks that copy many slots
-    touch nearby memory at one offset, and another page for every cell of one row.
+    For rows of 2 and 1 cells, row by row: (0, 0, 1) and (0, 1, 0). By offset: (0, 1, 0) and (0, 0, 1). At one offset
+    many ranks touch nearby memory, while the cells of one row are in different pages.
+
+    Args:
+        count: (rows,) Cells of each row.
+        regroup: Whether the order of cells is free; they are then ordered by offset if rows are of similar length.
     """
     longest = int(count.max())
     if regroup and longest * len(count) <= _MAX_SPREAD * int(count.sum(dtype=np.int64)):
-        # A table (offset, row), read along its rows: first the first cell of every row, then the second.
+        # The numbers offset * rows + row of all cells: first the first cells of all rows, then the second cells.
         cell = np.flatnonzero(np.arange(longest, dtype=np.int32)[:, None] < count)
         offset = cell // len(count)
         return cell - offset * len(count), offset.astype(np.int32)

@@ -24,7 +24,7 @@ _LEAF = re.compile(r"'(\w+ \([\d, ]*\))'")
 
 
 class CallKey(NamedTuple):
-    """Values that ranks must agree on, plain ones that mean the same in every process; see `Call`."""
+    """Values that all ranks of a call must agree on: fields of `Call`, as plain values for other processes."""
 
     kind: str
     op: str | None
@@ -40,7 +40,7 @@ class CallKey(NamedTuple):
     form: str
 
     def without_data(self) -> CallKey:
-        """Return the key of a rank that only receives."""
+        """Return the key without dtype, shape, op and form, as a rank that only receives may lack them."""
         return self._replace(op=None, dtype=None, shape=None, form="")
 
 
@@ -71,6 +71,7 @@ class Call:
     @property
     def has_all_values(self) -> bool:
         """Whether dtype, shape and all other values that a program needs are known."""
+        # dtype and shape become known together; a barrier has no dtype
         return self.dtype is not None or self.kind is Collective.BARRIER
 
     def result_at(self, position: int) -> Shape:
@@ -83,7 +84,8 @@ class Call:
         """Whether the member at a position of the group receives anything from another one."""
         traits = self.kind.traits
         if traits.rooted:
-            return (position == self.root) == (traits.reduces or traits.gathers)
+            only_root = traits.reduces or traits.gathers  # otherwise all ranks but the root receive
+            return (position == self.root) == only_root
         return self.kind is not Collective.PERMUTE or any(target == position for _, target in self.pairs)
 
     def agrees(self, other: Call) -> bool:
@@ -131,7 +133,21 @@ def _make_call(
 ) -> Call:
     """Check the arguments of a rank's operation, and return its `Call`; the arguments are the fields of `Call`.
 
-    A rank that only receives may lack dtype or shape; then the call has neither, nor what follows from them.
+    A rank that only receives may lack dtype or shape. Its call then has no dtype, shape, counts or form.
+
+    Args:
+        kind: Value of a `Collective`, such as "all_reduce".
+        op: Operator of a reduction; None in collectives that do not reduce.
+        dtype: Type of the array; None: the rank has none.
+        shape: Shape of the input, or of all blocks together if `counts` is given; None: the rank has none.
+        size: Ranks in the group.
+        root: Group rank of the root.
+        pairs: (source, destination) ranks of a permute.
+        counts: Rows of every block where they differ; () where all blocks have one size.
+        exact: Whether elements are reduced in the order of ranks.
+        shared: Whether ranks of one host may have one result together.
+        algorithm: The only algorithm to use; None: any.
+        form: Text of a message's tree of arrays; "" for an array.
 
     Raises:
         UsageError: For a dtype, operator, shape or counts that the collective cannot take.
@@ -142,6 +158,7 @@ def _make_call(
     result: Shape = ()
     nbytes = 0
     if dtype is None or shape is None:
+        # The call of a rank that only receives agrees with the call of the sender, whatever dtype and shape that has.
         dtype, shape, counts, form = None, None, (), ""
     else:
         check_dtype(dtype)

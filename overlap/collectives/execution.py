@@ -17,12 +17,12 @@ _CHUNK_CELLS = 1 << 15
 
 
 class Replay:
-    """All ranks at once, on several memories at once.
+    """Carries out a schedule for all ranks, on several memories side by side, and checks each row for hazards.
 
     Args:
         schedule: Schedule to carry out.
-        layout: Cells of its slots.
-        memories: Memories to carry it out on.
+        layout: Positions of the schedule's slots in memory.
+        memories: Memories with the inputs of all ranks; `run` writes the results into them.
     """
 
     schedule: Schedule
@@ -33,10 +33,15 @@ class Replay:
         self.schedule, self.layout, self.memories = schedule, layout, memories
         # Last row that wrote each cell, plus 1.
         self._stamp = np.zeros(layout.cells(layout.shared), np.int32)
+        # Step of the local rows that were checked last, and the cells that they read. Step -1: the last rows checked
+        # were remote ones.
         self._local_reads: tuple[int, Ints] = (-1, np.empty(0, np.int64))
 
     def run(self, bounds: Ints) -> None:
-        """Check and carry out all phases; `bounds` has the rows at which they begin, and the number of rows.
+        """Check and carry out all phases.
+
+        Args:
+            bounds: First row of each phase, then the number of rows.
 
         Raises:
             ScheduleError: At the first row that breaks a rule.
@@ -51,25 +56,26 @@ class Replay:
             at = upto
 
     def _run_chunk(self, bounds: Ints) -> None:
-        """Check and carry out consecutive phases."""
+        """Check and carry out consecutive phases; `bounds` has the first row of each, then the end of the last."""
         check_rows(self.schedule, int(bounds[0]), int(bounds[-1]))
         batch = expand_cells(self.schedule, self.layout, bounds)
         for phase, first in enumerate(bounds[:-1].tolist()):
             self._run_phase(batch, slice(batch.ends[phase], batch.ends[phase + 1]), first)
 
     def _run_phase(self, batch: Batch, cells: slice, first: int) -> None:
-        """Carry out the transfers of one phase.
+        """Check and carry out the transfers of one phase.
 
-        Additions to one cell are carried out one after the other, in waves.
+        Several additions to one cell are carried out one after the other, in waves: each wave adds to a cell once.
 
         Args:
             batch: Rows of consecutive phases, expanded to cells.
-            cells: Cells of this phase in the batch.
-            first: First row of the phase in the table, for errors.
+            cells: Entries of the batch that belong to this phase.
+            first: First row of the phase in the table.
         """
         waves = self._check_cells(batch, cells, first)
         if waves is None:
             adds = np.flatnonzero(batch.add[cells])
+            # No cell is written twice: one wave has all additions.
             waves = [adds] if len(adds) else []
         read, write, sbuf, dbuf = batch.read[cells], batch.write[cells], batch.sbuf[cells], batch.dbuf[cells]
         moves, lower = np.flatnonzero(~batch.add[cells]), batch.lower[cells]
@@ -83,15 +89,24 @@ class Replay:
                 memory.add(source[wave], target[wave], lower[wave])
 
     def _check_cells(self, batch: Batch, cells: slice, first: int) -> list[NDArray[np.intp]] | None:
-        """Refuse hazards within a phase; return the waves of cells that several rows add to, None if there are none."""
+        """Refuse hazards within a phase. Arguments: see `_run_phase`.
+
+        Returns:
+            None if no cell is written twice. Otherwise the additions in waves, as indexes of entries of the phase.
+
+        Raises:
+            ScheduleError: At the first row that uses a cell which another row of its step writes.
+        """
         stamp, waves, step, row = self._stamp, None, int(self.schedule.step[first]), batch.row[cells]
         read = _add_bases(batch.read[cells], batch.sbuf[cells], self.layout.shared)
         write = _add_bases(batch.write[cells], batch.dbuf[cells], self.layout.shared)
         stamp[write] = row + 1
+        # After several writes to one cell only the last row's number is in its stamp.
         if (stamp[write] != row + 1).any():
             waves = self._split_into_waves(row, write)
         seen = stamp[read]
-        # In shared memory a local row may copy a cell to itself: that changes nothing.
+        # A row of this phase has stamped a cell that this phase reads. In shared memory a local row may copy a cell to
+        # itself: that changes nothing.
         changed = (seen > first) & ((seen != row + 1) | (read != write))
         if changed.any():
             self._raise_at_first(np.isin(write, read[changed]), row, "another row of its step reads")
@@ -99,18 +114,28 @@ class Replay:
         is_local = bool(self.schedule.src[first] == self.schedule.dst[first])
         if local_step == step and not is_local and (stamp[local_reads] > first).any():
             self._raise_at_first(np.isin(write, local_reads), row, "a local row of its step reads")
-        earlier_reads = local_reads if is_local and local_step == step else read[:0]
-        self._local_reads = (
-            (step, np.concatenate([earlier_reads, read[read != write]])) if is_local else (-1, earlier_reads)
-        )
+        if is_local:
+            # A long phase of local rows was cut: collect the reads of all its parts.
+            earlier_reads = local_reads if local_step == step else read[:0]
+            self._local_reads = step, np.concatenate([earlier_reads, read[read != write]])
+        else:
+            self._local_reads = -1, read[:0]
         return waves
 
     def _split_into_waves(self, row: Ints, write: Ints) -> list[NDArray[np.intp]]:
-        """Return positions such that no wave writes a cell twice, and a cell's writes keep their order.
+        """Return the additions in waves: no wave writes a cell twice, and the writes to one cell keep their order.
 
-        Accept several writes to a cell only if all are ADDs of one group.
+        If rows 0, 1 and 2 add to cells 5, 5 and 7, the waves are [0, 2] and [1].
+
+        Args:
+            row: (cells,) Row of each entry of the phase.
+            write: (cells,) Cell that each entry writes.
+
+        Raises:
+            ScheduleError: Several rows write one cell, and they are not all ADDs of one group.
         """
         order = np.argsort(write, kind="stable")
+        # Sorted by cell: whether an entry writes the same cell as the entry before it.
         again = np.append(False, write[order][1:] == write[order][:-1])
         group, op = self.schedule.group[row[order]], self.schedule.op[row[order]]
         together = (group[1:] == group[:-1]) & (group[1:] >= 0) & (op[1:] == Op.ADD) & (op[:-1] == Op.ADD)
@@ -124,11 +149,18 @@ class Replay:
         return np.split(order[by_wave], np.cumsum(np.bincount(nth))[:-1])
 
     def _raise_at_first(self, bad: Flags, row: Ints, conflict: str) -> None:
+        """Raise the error for the first row with a bad cell, if there is one.
+
+        Args:
+            bad: (cells,) Whether each cell breaks the rule.
+            row: (cells,) Row of each cell.
+            conflict: Which other row uses the cell, as a clause.
+        """
         if bad.any():
             raise hazard_error(self.schedule, int(row[int(bad.argmax())]), conflict)
 
     def check_results(self) -> None:
-        """Compare OUT with the result that the collective defines.
+        """Compare OUT of all ranks with the result that the collective defines.
 
         Raises:
             ScheduleError: If a rank's result is wrong, or differs between ranks in the last bit.
@@ -142,29 +174,36 @@ class Replay:
                 if fault is not None:
                     faults[number] = fault
         if faults:
-            # Report the first memory: a wrong sum explains more than a wrong order of operands.
+            # The first memory's fault: a wrong sum explains more than a wrong order of operands.
             raise explain_error(self.schedule, *faults[min(faults)])
 
     def _first_result(self, memory: ReplayMemory) -> Words:
-        """Return the result of rank 0. All other ranks must agree with it."""
+        """Return the OUT of rank 0, one value for each slot."""
         slot = np.arange(self.layout.lines, dtype=np.int32)
         values: Words = memory.values[memory.bases[Buffer.OUT] + self.layout.locate(np.zeros_like(slot), slot)]
         return values
 
     def _find_fault(self, memory: ReplayMemory, first: Words | None, piece: Sweep) -> tuple[int, int] | None:
-        """Return a rank and a slot of a piece of OUT that holds another value than it should."""
+        """Return the first (rank, slot) of a piece of OUT that holds a wrong value; None if all values are right.
+
+        Args:
+            memory: The memory to look at.
+            first: The result of rank 0, which all ranks must have; None: compare with the collective's definition.
+            piece: The piece of OUT.
+        """
         start = memory.bases[Buffer.OUT] + piece.cells.start
         cells = slice(start, start + len(piece.rank))
-        for lane, fingerprint in enumerate(memory.prints):
+        for index, fingerprint in enumerate(memory.prints):
             if first is not None:
                 expected = first[piece.slot]
             else:
                 find = fingerprint.fold_in_order if memory.ordered else fingerprint.expected_values
                 expected = find(piece.rank, piece.slot)
-            wrong = memory.lane(lane)[cells] != expected
+            wrong = memory.cell_values(index)[cells] != expected
             if wrong.any():
                 wrong &= piece.real
                 if self.schedule.collective in ("reduce", "gather"):
+                    # Only the root has a result.
                     wrong &= piece.rank == self.schedule.root
             if wrong.any():
                 at = int(wrong.argmax())
@@ -173,7 +212,7 @@ class Replay:
 
 
 def _add_bases(cells: Ints, buffer: NDArray[np.uint8], bases: Bases) -> Ints:
-    """Return cells plus the bases of their buffers, in numpy's own index type."""
+    """Return positions in a whole memory of cells that count from the first cell of their buffers."""
     # Usually all cells are in one buffer, and have one base.
     alike = (buffer == buffer[0]).all()
     based: Ints = cells + (np.intp(bases[buffer[0]]) if alike else np.array(bases, np.intp)[buffer])

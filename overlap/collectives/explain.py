@@ -12,7 +12,7 @@ from .schedule import IN_RANK_ORDER, Buffer, Op, Schedule
 
 
 class Origin(NamedTuple):
-    """A slot of some rank's buffer before the first step."""
+    """A slot of a rank's buffer, with the value that it has before the first step."""
 
     rank: int
     buffer: Buffer
@@ -20,9 +20,16 @@ class Origin(NamedTuple):
 
 
 def contributors(schedule: Schedule, rank: int, slot: int) -> Counter[Origin]:
-    """Return how often each initial slot is added into a slot of OUT on a rank, by the rows in reverse.
+    """Return how often each initial value enters the final value of a slot of OUT on a rank.
 
-    Cost: O(rows), in Python for the rows that touch this slot's place within a block.
+    The rows are followed backwards from that slot. A right all-reduce counts each rank's IN once.
+
+    Cost: O(rows); a Python loop over the rows that touch the same slot number modulo k as `slot`.
+
+    Args:
+        schedule: The table.
+        rank: The rank.
+        slot: The slot of OUT on it.
     """
     k, s = schedule.slots_per_block, schedule
     rows = np.flatnonzero((slot - s.dslot) % k < s.count)
@@ -31,6 +38,7 @@ def contributors(schedule: Schedule, rank: int, slot: int) -> Counter[Origin]:
     for op, src, dst, sbuf, sslot, dbuf, dslot, count in zip(*(c[rows][::-1].tolist() for c in names), strict=True):
         for offset in range((slot - dslot) % k, count, k):
             target = (dst, dbuf, dslot + offset)
+            # Backwards: the value after an ADD needs its source and its old target; after a MOVE, its source alone.
             times = demand[target] if op == Op.ADD else demand.pop(target, 0)
             if times:
                 demand[(src, sbuf, sslot + offset)] += times
@@ -38,7 +46,13 @@ def contributors(schedule: Schedule, rank: int, slot: int) -> Counter[Origin]:
 
 
 def expected_contributors(schedule: Schedule, rank: int, slot: int) -> Counter[Origin]:
-    """Return the contributors that the definition of the collective requires."""
+    """Return how often each initial value must enter a slot of OUT, by the definition of the collective.
+
+    Args:
+        schedule: The table, for the collective and its root or pairs.
+        rank: The rank.
+        slot: The slot of OUT on it.
+    """
     k, size = schedule.slots_per_block, schedule.size
     block, index = divmod(slot, k)
     everybody, own_slot = range(size), rank * k + slot
@@ -59,7 +73,13 @@ def expected_contributors(schedule: Schedule, rank: int, slot: int) -> Counter[O
 
 
 def hazard_error(schedule: Schedule, row: int, conflict: str) -> ScheduleError:
-    """Return the error for a row that writes a cell which another row of its step uses."""
+    """Return the error for a row that writes a cell which another row of its step uses.
+
+    Args:
+        schedule: The table.
+        row: The row.
+        conflict: What the other row does with the cell, as text: "another row of its step reads".
+    """
     rank, slot, step = int(schedule.dst[row]), int(schedule.dslot[row]), int(schedule.step[row])
     buffer = Buffer(int(schedule.dbuf[row])).name
     return ScheduleError(
@@ -72,7 +92,13 @@ def hazard_error(schedule: Schedule, row: int, conflict: str) -> ScheduleError:
 
 
 def explain_error(schedule: Schedule, rank: int, slot: int) -> ScheduleError:
-    """Return the error for a wrong result, with the inputs that reached it and those that should have."""
+    """Return the error for a wrong result, with the inputs that reached it and those that should have.
+
+    Args:
+        schedule: The table.
+        rank: Rank with the wrong result.
+        slot: Slot of OUT that is wrong.
+    """
     got, want = contributors(schedule, rank, slot), expected_contributors(schedule, rank, slot)
     step = _last_write(schedule, rank, slot)
     subject = f"{schedule!r}: slot {slot} of the result of rank {rank}, last written in step {step},"
@@ -87,6 +113,7 @@ def explain_error(schedule: Schedule, rank: int, slot: int) -> ScheduleError:
         problems.append(
             "is not combined in the order of ranks" if in_order else "is not combined as on the other ranks"
         )
+    # The rank of the first wrong contribution; None if only the order is wrong.
     culprit = next(iter(missing + surplus), None)
     return ScheduleError(
         f"{subject} {' and '.join(problems)}; correct the generator of the schedule",
@@ -98,6 +125,7 @@ def explain_error(schedule: Schedule, rank: int, slot: int) -> ScheduleError:
 
 
 def _last_write(schedule: Schedule, rank: int, slot: int) -> int | None:
+    """Return the step in which a slot of OUT was last written on a rank; None if it never was."""
     s = schedule
     rows = (s.dst == rank) & (s.dbuf == Buffer.OUT) & (s.dslot <= slot) & (slot < s.dslot + s.count)
     return int(s.step[np.flatnonzero(rows)[-1]]) if rows.any() else None

@@ -1,7 +1,7 @@
 """Fusion of local copies into the reduction that follows: `copy x into s; add m to s` becomes `s := x + m`.
 
-Generators write the plain form, which has one meaning per row. Programs use the fused one, which reads the caller's
-input where it lies.
+Generators write the plain form, which has one meaning per row. Programs use the fused form, which reads the caller's
+input in place.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ _NONE = np.iinfo(np.int64).max
 class Fused(NamedTuple):
     """Result of a fusion: one entry for each row of the table."""
 
-    dropped: Flags  # Local copies that are not made
-    base_buffer: Ints  # Buffer of the other operand of an ADD; -1 if that is its own target
-    base_slot: Ints  # First slot of it
+    dropped: Flags  # Whether the row is a local copy that need not be made
+    base_buffer: Ints  # Buffer of an ADD's first operand; -1: the operand is the ADD's own target
+    base_slot: Ints  # First slot of that operand; meaningless where `base_buffer` is -1
 
 
 class _Links(NamedTuple):
-    """Cells that a local copy fills and an ADD is the next to touch."""
+    """Columns with one entry for each cell that a local copy fills and whose next access is an ADD into it."""
 
-    copy: Ints
-    add: Ints
-    shift: Ints  # Offset of the cell from its source, and the source's buffer, as one number
+    copy: Ints  # Row of the copy
+    add: Ints  # Row of the ADD
+    shift: Ints  # One number for the copy's source buffer and for source slot - target slot
 
 
 def fuse(schedule: Schedule, selected: Flags) -> Fused:
-    """Find copies into SCRATCH that are not needed, as the next ADD can read their source itself.
+    """Find copies into SCRATCH that are not needed, as the next ADD can read the copy's source itself.
 
     Args:
-        selected: (size,) Whether each rank is of interest; rows of other ranks stay as they are.
+        schedule: The table.
+        selected: (size,) Whether to look at each rank; no copy of another rank is dropped.
     """
     rows = len(schedule)
     base_buffer, base_slot = np.full(rows, -1, np.int8), np.zeros(rows, np.int32)
@@ -58,9 +59,19 @@ def fuse(schedule: Schedule, selected: Flags) -> Fused:
 
 
 def _find_links(schedule: Schedule, selected: Flags, copies: Flags) -> tuple[_Links, Flags]:
-    """Return the links, and the copies that must stay because another row than one ADD reads them."""
+    """Find the cells that a local copy fills and an ADD touches next.
+
+    Args:
+        schedule: The table.
+        selected: (size,) Whether to look at each rank.
+        copies: (rows,) Whether each row is a local copy into SCRATCH.
+
+    Returns:
+        The links, and (rows,) whether the row is a copy that must be made: a row other than the ADD reads it, or its
+        source changes before the ADD.
+    """
     cell, row, write = _scratch_accesses(schedule, selected)
-    # Whether the next access in the list is to the same cell; the next one is meant by next_row and next_writes.
+    # Accesses are sorted by cell: `follows` says whether the next access is to the same cell.
     follows = np.append(cell[1:] == cell[:-1], False)
     is_copy = write & copies[row]
     next_row = np.append(row[1:], 0)
@@ -68,19 +79,19 @@ def _find_links(schedule: Schedule, selected: Flags, copies: Flags) -> tuple[_Li
     add_next = follows & next_writes & (schedule.op[next_row] == Op.ADD)
     blocked = np.zeros(len(schedule), np.bool_)
     blocked[row[is_copy & follows & ~next_writes]] = True
-    # A copy may go if the only row that follows at its cell is an ADD to it.
+    # A copied cell is linked if an ADD into it comes next.
     chosen = is_copy & add_next
     copy, add = row[chosen], next_row[chosen]
     source = _copied_cells(schedule, copy, cell[chosen])
     blocked[copy[_find_overwritten(schedule, source, copy, add)]] = True
-    # Copies of one ADD can be replaced together if they come from one buffer, at one distance: one number for both.
+    # An ADD can read the sources of its copies if all have one buffer and one distance: make one number of both.
     stride = np.int64(1) << 33
     shift = schedule.sbuf[copy] * stride + (schedule.sslot[copy].astype(np.int64) - schedule.dslot[copy])
     return _Links(copy, add, shift), blocked
 
 
 def _scratch_accesses(schedule: Schedule, selected: Flags) -> tuple[Ints, Ints, Flags]:
-    """Return all accesses to SCRATCH, cell by cell, in table order."""
+    """Return all accesses to SCRATCH as columns: cell, row, whether it writes. Sorted by cell, then in table order."""
     parts: list[tuple[Ints, Ints, Flags]] = []
     for rank, buffer, slot, reads_or_writes in (
         (schedule.src, schedule.sbuf, schedule.sslot, False),
@@ -90,6 +101,7 @@ def _scratch_accesses(schedule: Schedule, selected: Flags) -> tuple[Ints, Ints, 
         first = cell_numbers(schedule, rank[rows], buffer[rows], slot[rows], shared=False)
         cell, owner = cells_of(first, schedule.count[rows])
         parts.append((cell, rows[owner], np.full(len(cell), reads_or_writes)))
+    # Reads by senders first, then writes at receivers: one column for each item.
     cell, row, write = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.lexsort((row, cell))
     return cell[order], row[order], write[order]
@@ -111,13 +123,20 @@ def _copied_cells(schedule: Schedule, copy: Ints, cell: Ints) -> tuple[Ints, Int
 
 
 def _find_overwritten(schedule: Schedule, cells: tuple[Ints, Ints], copy: Ints, add: Ints) -> Flags:
-    """Return the links with a source that changes between the copy and the ADD, other than by an ADD in place."""
+    """Return (links,) whether the source of the copy changes before the ADD, or while the ADD writes another cell.
+
+    Args:
+        schedule: The table.
+        cells: For each link the cell that the copy reads, and the one that it writes, where buffers share memory.
+        copy: Row of the copy of each link.
+        add: Row of its ADD.
+    """
     source, target = cells
     rows = np.flatnonzero(np.isin(schedule.dst, schedule.dst[copy]))
     first = cell_numbers(schedule, schedule.dst[rows], schedule.dbuf[rows], schedule.dslot[rows], shared=True)
     cell, owner = cells_of(first, schedule.count[rows])
     span = np.int64(len(schedule) + 1)
-    # Key of a write: its cell, then its row; so the first write to a cell after a row is found by bisection.
+    # Key of a write: cell * span + row. Bisection finds the first write to a cell after a row.
     written = np.sort(cell * span + rows[owner])
     at = np.searchsorted(written, source * span + copy, side="right")
     following = np.append(written, _NONE)[at] - source * span
@@ -126,10 +145,21 @@ def _find_overwritten(schedule: Schedule, cells: tuple[Ints, Ints], copy: Ints, 
 
 
 def _choose_copies(schedule: Schedule, links: _Links, candidates: Flags) -> tuple[Flags, Flags]:
-    """Return the copies to drop, and the ADDs that read their source. They need each other: repeat until stable."""
+    """Choose the copies to drop, and the ADDs that read the sources of these copies.
+
+    An ADD needs all its copies dropped, and a copy all its ADDs: remove candidates until nothing changes.
+
+    Args:
+        schedule: The table.
+        links: Cells that a copy fills and an ADD touches next.
+        candidates: (rows,) Whether each row is a copy that may be dropped.
+
+    Returns:
+        (rows,) whether the row is a copy to drop; (rows,) whether it is an ADD that reads sources of copies.
+    """
     rows = len(schedule)
     while True:
-        # An ADD is fusable if all its slots have a copy that may go, and all come from one place.
+        # An ADD is fusable if each of its slots has a copy that may be dropped, and all copies have the same shift.
         alive = candidates[links.copy]
         linked = np.bincount(links.add[alive], minlength=rows)
         low, high = np.full(rows, _NONE), np.full(rows, -_NONE)

@@ -15,34 +15,42 @@ from .schedule import Buffer, Schedule
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Reads or writes of steps: columns, with one entry for each access."""
+    """Accesses to memory, either all reads or all writes, as columns with one entry for each access."""
 
     task: Ints  # Number of the step
     rank: Ints  # Rank that owns the memory
     buffer: NDArray[np.integer]  # Buffer of that rank
     slot: Ints  # First slot
-    count: Ints  # Slots
-    write: bool  # Whether these are writes, else reads
+    count: Ints  # Number of slots
+    write: bool  # Whether all these accesses are writes; otherwise all are reads
     # Whether each write is a local copy onto its own source if buffers share memory. It changes nothing, so readers of
-    # the source need not wait for it. None: no write is.
+    # the source need not wait for it. None: no write is such a copy.
     copied: NDArray[np.bool_] | None = None
 
 
 def cells_of(first: Ints, count: Ints) -> tuple[Ints, Ints]:
-    """Return all cells of the ranges [first, first + count), and for each cell the index of its range."""
+    """Return all cells of the ranges [first, first + count), and for each cell the index of its range.
+
+    cells_of([4, 9], [2, 3]) returns [4, 5, 9, 10, 11] and [0, 0, 1, 1, 1].
+    """
     if (count == 1).all():
         return first, np.arange(len(first))
-    # Number the cells of all ranges from 0, and subtract the cells of the ranges before.
+    # Offset of a cell in its range: number of the cell among all, less the cells of the ranges before.
     owner = np.repeat(np.arange(len(first)), count)
     before = np.cumsum(count) - count
     return first[owner] + (np.arange(len(owner)) - before[owner]), owner
 
 
 def cell_numbers(schedule: Schedule, rank: Ints, buffer: NDArray[np.integer], slot: Ints, *, shared: bool) -> Ints:
-    """Return one number for each piece of memory.
+    """Return for each (rank, buffer, slot) a number: equal numbers mean the same memory.
 
-    With `shared`, buffers that an executor may put in one memory are one: IN, OUT and SCRATCH block 0 where the
-    collective works in place, OUT and SCRATCH block 0 wherever it reduces.
+    Args:
+        schedule: The table.
+        rank: (slots,) Rank that owns the slot.
+        buffer: (slots,) Buffer of that rank.
+        slot: (slots,) Slot of that buffer.
+        shared: Whether buffers that an executor may overlay count as one memory: IN, OUT and SCRATCH block 0 where the
+            collective works in place; OUT and SCRATCH block 0 where it reduces.
     """
     slots_in, slots_out, slots_scratch = schedule.slots
     bases = 0, slots_in, slots_in + slots_out
@@ -58,20 +66,25 @@ def cell_numbers(schedule: Schedule, rank: Ints, buffer: NDArray[np.integer], sl
 def find_waits(
     schedule: Schedule, row: Ints, queue: Ints, lanes: int, accesses: Sequence[Access]
 ) -> list[tuple[tuple[int, int], ...]]:
-    """Return by step the lanes that it waits for, each with the number of that lane's first steps.
+    """Return for each step the steps of other queues that it waits for.
+
+    A lane is the number of a queue within its rank. A pair (lane, n) means: the first n steps of this lane of the
+    step's own rank must have finished.
 
     Args:
-        row: Table row of each step; steps are sorted by queue, then row.
-        queue: Number of the queue of each step, `rank * lanes + lane`.
-        lanes: Queues per rank.
+        schedule: The table.
+        row: (steps,) Table row of each step; steps are sorted by queue, then row.
+        queue: (steps,) Number of the queue of each step, `rank * lanes + lane`.
+        lanes: Queues of each rank.
         accesses: Everything that steps read and write.
     """
     lane = (queue % lanes).astype(np.int32)
     first = np.flatnonzero(np.diff(queue, prepend=-1))
-    # The position of each step in its queue, from 1.
+    # Position of each step in its queue, from 1.
     nth = np.arange(len(queue)) - np.repeat(first, np.diff(np.append(first, len(queue)))) + 1
     cell, task, write, changes, of_input = _order_accesses(schedule, row, accesses)
     copies = bool((write & ~changes).any())
+    # A number for each cell: cells are further apart than the largest position, as `_largest_before` requires.
     segment = np.cumsum(np.diff(cell, prepend=-1) != 0) * np.int64(len(row) + 2)
     waits: list[list[tuple[int, int]]] = [[] for _ in range(len(row))]
     for other_lane in np.unique(lane).tolist():
@@ -79,10 +92,11 @@ def find_waits(
         # A write waits for all earlier accesses of its cell in the other lane, a read for earlier writes.
         need = np.where(write, _largest_before(segment, done), _largest_before(segment, np.where(write, done, 0)))
         if copies:
+            # A read of IN need not wait for a copy of the input onto itself.
             need = np.where(of_input, _largest_before(segment, np.where(changes, done, 0)), need)
         per_task = np.zeros(len(row), np.int64)
         np.maximum.at(per_task, task, np.where(lane[task] == other_lane, 0, need))
-        # A queue works in order: a step need not wait again for what an earlier one has waited for.
+        # A queue works in order: a step waits only for more steps than the earlier steps of its queue wait for.
         fresh = per_task > _largest_before(queue * np.int64(len(row) + 2), per_task)
         for step, n in zip(np.flatnonzero(fresh).tolist(), per_task[fresh].tolist(), strict=True):
             waits[step].append((other_lane, n))
@@ -90,17 +104,23 @@ def find_waits(
 
 
 class _AccessHistory(NamedTuple):
-    """All accesses cell by cell, accesses of a cell in table order."""
+    """Columns with one entry for each accessed cell, sorted by cell; accesses of one cell are in table order."""
 
     cell: Ints  # Number of the piece of memory
     task: Ints  # Number of the step
     write: NDArray[np.bool_]  # Whether the step writes it
-    changes: NDArray[np.bool_]  # Whether the write changes it even if all buffers share memory
-    input: NDArray[np.bool_]  # Whether the step reads the input
+    changes: NDArray[np.bool_]  # Whether it is a write that changes the cell even if buffers share memory
+    input: NDArray[np.bool_]  # Whether it is a read of IN
 
 
 def _order_accesses(schedule: Schedule, row: Ints, accesses: Sequence[Access]) -> _AccessHistory:
-    """Return all accesses of cells, ordered by cell and then by row."""
+    """Return all accesses of cells, ordered by cell and then by row.
+
+    Args:
+        schedule: The table.
+        row: Table row of each step.
+        accesses: Everything that steps read and write.
+    """
     columns: list[tuple[NDArray[np.generic], ...]] = []
     for access in accesses:
         first = cell_numbers(schedule, access.rank, access.buffer, access.slot, shared=True)
@@ -114,7 +134,14 @@ def _order_accesses(schedule: Schedule, row: Ints, accesses: Sequence[Access]) -
 
 
 def _largest_before(segment: Ints, value: Ints) -> Ints:
-    """Return by access the largest earlier `value` of its segment, else 0; segments are further apart than values."""
-    # A running maximum: the numbers of a segment are larger than all of the segments before it.
+    """Return for each entry the largest `value` among the earlier entries of its segment; 0 if there is none.
+
+    Segments 10, 10, 10, 20 with values 3, 1, 5, 2 give 0, 3, 3, 0.
+
+    Args:
+        segment: (entries,) Number of the segment, ascending; two numbers differ by more than the largest value.
+        value: (entries,) Values, 0 or more.
+    """
+    # A running maximum of segment + value forgets earlier segments: every sum of a later segment is larger.
     best = np.maximum.accumulate(segment + value)
     return np.maximum(np.concatenate([np.zeros(min(len(best), 1), np.int64), best[:-1]]) - segment, 0)

@@ -20,10 +20,12 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Traits:
+    """Properties of a collective."""
+
     scatters: bool = False  # the input holds one block for each rank
     gathers: bool = False  # the result holds one block of each rank
-    reduces: bool = False
-    rooted: bool = False
+    reduces: bool = False  # blocks of all ranks are combined by an operator
+    rooted: bool = False  # one rank, the root, is the only sender or the only receiver
     busbw_factor: str = "1"  # "2(n-1)/n", "(n-1)/n" or "1", as nccl-tests defines bus bandwidth
 
 
@@ -43,10 +45,10 @@ class Collective(Enum):
     P2P = "send/recv"
 
     traits: _Traits
-    text: str  # the value: that of an enum takes three times as long to read
+    text: str  # the same as `value`, which takes three times as long to read
 
     def bus_factor(self, ranks: int) -> float:
-        """Return busbw / algbw for a group of `ranks` (nccl-tests: doc/PERFORMANCE.md)."""
+        """Return the ratio of bus bandwidth to algorithm bandwidth in a group (nccl-tests: doc/PERFORMANCE.md)."""
         return {"1": 1.0, "(n-1)/n": (ranks - 1) / ranks, "2(n-1)/n": 2 * (ranks - 1) / ranks}[self.traits.busbw_factor]
 
 
@@ -88,7 +90,13 @@ def check_input(kind: Collective, shape: Shape, ranks: int) -> None:
 
 
 def result_shape(kind: Collective, shape: Shape, ranks: int) -> Shape:
-    """Return the shape that a rank which receives a result gets, for an input of `shape`."""
+    """Return the shape of the result on a rank that gets one.
+
+    Args:
+        kind: The collective.
+        shape: Shape of one rank's input; in a scatter, of the root's.
+        ranks: Number of ranks in the group.
+    """
     traits = kind.traits
     if traits.scatters and not traits.gathers:
         return (shape[0] // ranks, *shape[1:])
@@ -98,36 +106,56 @@ def result_shape(kind: Collective, shape: Shape, ranks: int) -> Shape:
 
 
 Counts: TypeAlias = tuple[int, ...]
+"""Rows (entries along axis 0) of every block, where blocks differ in size: by rank; in an all-to-all by source rank and
+then destination rank."""
 
-# Counts that a message lists in full; longer lists end in a checksum, to compare two lists by.
+# Number of counts that a message lists in full. A longer list is cut and ends in a checksum, to compare two lists by.
 _SHOWN = 16
 
 
-def blocks_given(kind: Collective, ranks: int, rank: int) -> range:
-    """Return the numbers of the blocks that make up a rank's input, in their order."""
+def input_blocks(kind: Collective, ranks: int, rank: int) -> range:
+    """Return the numbers of the blocks that make up a rank's input, in their order.
+
+    Blocks are numbered as `counts` lists them: by rank, or in an all-to-all source * ranks + destination. Of 3 ranks,
+    rank 1 gives block 1 to an all-gather, blocks 0 to 2 to a reduce-scatter, and blocks 3 to 5 to an all-to-all.
+
+    Args:
+        kind: An all-gather, reduce-scatter or all-to-all.
+        ranks: Number of ranks.
+        rank: The rank.
+    """
     if kind is Collective.ALL_GATHER:
         return range(rank, rank + 1)
     return range(ranks) if kind is Collective.REDUCE_SCATTER else range(rank * ranks, (rank + 1) * ranks)
 
 
-def blocks_got(kind: Collective, ranks: int, rank: int) -> range:
-    """Return the numbers of the blocks that make up a rank's result, in their order."""
+def result_blocks(kind: Collective, ranks: int, rank: int) -> range:
+    """Return the numbers of the blocks that make up a rank's result, in their order; arguments: see `input_blocks`.
+
+    Of 3 ranks, rank 1 gets blocks 0 to 2 of an all-gather, block 1 of a reduce-scatter, and blocks 1, 4 and 7 of an
+    all-to-all.
+    """
     if kind is Collective.REDUCE_SCATTER:
         return range(rank, rank + 1)
     return range(ranks) if kind is Collective.ALL_GATHER else range(rank, ranks * ranks, ranks)
 
 
 def check_counts(kind: Collective, counts: object, ranks: int) -> Counts:
-    """Return the counts of a caller as plain numbers.
+    """Return the argument `counts` of a caller as a flat tuple of ints; a table is flattened row after row.
+
+    Args:
+        kind: The collective.
+        counts: The argument: a list with a number for each rank; for an all-to-all a table, source by destination.
+        ranks: Number of ranks in the group.
 
     Raises:
-        UsageError: If it is no list of one number a rank, or no table with a row and a column a rank.
+        UsageError: The argument has another shape or type, or a number is negative.
     """
     shape = (ranks, ranks) if kind is Collective.ALL_TO_ALL else (ranks,)
     numbers = f"a table of {ranks} x {ranks} numbers" if len(shape) > 1 else f"{ranks} numbers"
     try:
         rows = np.asarray(counts)
-    except (TypeError, ValueError):  # its rows differ in length
+    except (TypeError, ValueError):  # rows of the table differ in length
         rows = np.empty(0)
     if rows.shape != shape or (rows.dtype.kind not in "iu"):
         raise UsageError(f"counts: {kind.value} on {ranks} ranks needs {numbers} of rows, got {shown(counts)}")
@@ -142,14 +170,22 @@ def check_counts(kind: Collective, counts: object, ranks: int) -> Counts:
 def agreed_shape(kind: Collective, shape: Shape, counts: Counts, ranks: int, rank: int) -> tuple[Shape, Counts]:
     """Return the shape and the counts that all ranks must agree on, from one rank's input and its counts.
 
-    If blocks differ, that is the shape of all blocks together; otherwise the input's shape, and no counts.
+    If blocks differ in size, inputs differ in shape: the common shape is that of all blocks together. If all blocks
+    have one size, it is the input's shape, and the counts are ().
+
+    Args:
+        kind: The collective.
+        shape: Shape of the rank's input.
+        counts: Rows of every block.
+        ranks: Number of ranks in the group.
+        rank: Group rank.
 
     Raises:
-        UsageError: If the input does not have the rows that the counts say.
+        UsageError: The input has another number of rows than `counts` gives this rank.
     """
     if not shape:
         check_input(kind, shape, ranks)
-    given = blocks_given(kind, ranks, rank)
+    given = input_blocks(kind, ranks, rank)
     rows = sum(counts[given.start : given.stop])
     if shape[0] != rows:
         raise UsageError(f"x: counts says {rows} rows for rank {rank}, got shape {shape}; pass that many rows")
@@ -159,19 +195,32 @@ def agreed_shape(kind: Collective, shape: Shape, counts: Counts, ranks: int, ran
 
 
 def result_rows(kind: Collective, counts: Counts, ranks: int, rank: int) -> int:
-    """Return the number of rows of a rank's result."""
-    got = blocks_got(kind, ranks, rank)
+    """Return the number of rows of a rank's result.
+
+    Args:
+        kind: The collective.
+        counts: Rows of every block.
+        ranks: Number of ranks.
+        rank: The rank.
+    """
+    got = result_blocks(kind, ranks, rank)
     return sum(counts[got.start : got.stop : got.step])
 
 
 def whole_rows(kind: Collective, shape: Shape, counts: Counts, ranks: int) -> int:
-    """Return the number of rows of the largest input or result, by which the cost of a collective is counted.
+    """Return the number of rows of the largest input or result of any rank, which counts as the collective's size.
+
+    Args:
+        kind: The collective.
+        shape: Shape of all blocks together.
+        counts: Rows of every block.
+        ranks: Number of ranks in the group.
 
     Raises:
-        UsageError: If these counts and the shape of everything together cannot belong to one call.
+        UsageError: The collective takes no counts, or they do not fit the number of ranks or axis 0 of `shape`.
     """
     fits = len(counts) == (ranks * ranks if kind is Collective.ALL_TO_ALL else ranks)
-    if kind not in _TAKING or not fits or min(counts) < 0 or not shape or shape[0] != sum(counts):
+    if kind not in _WITH_COUNTS or not fits or min(counts) < 0 or not shape or shape[0] != sum(counts):
         raise UsageError(
             f"counts: {describe_counts(counts, kind, ranks)} do not make {kind.value} of {shape} on {ranks} ranks; "
             "they must be 0 or more, and add up to axis 0"
@@ -179,14 +228,23 @@ def whole_rows(kind: Collective, shape: Shape, counts: Counts, ranks: int) -> in
     if kind is not Collective.ALL_TO_ALL:
         return shape[0]
     table = [counts[at : at + ranks] for at in range(0, len(counts), ranks)]
+    # A line of the table is the input of a rank, a column is a result.
     return max(*map(sum, table), *map(sum, zip(*table, strict=True)))
 
 
-_TAKING = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
+_WITH_COUNTS = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
 
 
 def describe_counts(counts: Counts, kind: Collective, ranks: int) -> str:
-    """Return counts as text; long lists are cut, and end in a checksum."""
+    """Return counts as text: "[4, 5]", or for an all-to-all "[[1, 2], [3, 4]]".
+
+    More than 16 counts are cut, and end in their number, sum and checksum.
+
+    Args:
+        counts: Rows of every block.
+        kind: The collective.
+        ranks: Number of ranks in the group.
+    """
     if len(counts) > _SHOWN:
         first = ", ".join(map(str, counts[:_SHOWN]))
         return f"[{first}, ... {len(counts)} in all, sum {sum(counts)}, crc {crc32(repr(counts).encode()):08x}]"

@@ -1,9 +1,9 @@
 """Patterns of spreading chunks: one description from which five collectives are made.
 
-A pattern is a spanning tree for every chunk, rooted at the chunk's owner, with times on its edges. Read forwards it is
-an all-gather, or a broadcast when one rank owns everything. Read backwards, with its edges turned round and MOVE
-replaced by ADD, it is a reduce-scatter or a reduce: a rank passes its partial sum on once the sums of all its children
-have arrived. An all-reduce is the backward reading followed by the forward one. A fan-out becomes a fan-in on the way.
+A pattern has a spanning tree for every chunk, rooted at the chunk's owner, with times on the edges. Read forwards, it
+is an all-gather, or a broadcast when one rank owns everything. Read backwards, with edges reversed and MOVE replaced by
+ADD, it is a reduce-scatter or a reduce: a rank passes its partial sum on once the sums of all its children have
+arrived. An all-reduce is the backward reading followed by the forward reading. A fan-out, read backwards, is a fan-in.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Ints: TypeAlias = NDArray[np.signedinteger]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pattern:
-    """Edges along which chunks travel, one entry an edge and chunk."""
+    """Edges along which chunks travel: columns with one entry for each transfer of one chunk over one edge."""
 
     size: int  # Ranks
     # (chunks,) the rank that has each chunk at the start. Where a collective gives every rank its own block, chunk
@@ -31,13 +31,15 @@ class Pattern:
     owner: Ints
     step: Ints  # (edges,) time, ascending from 0
     src: Ints  # Rank that passes the chunk on
-    dst: Ints  # Rank that has not seen it yet
+    dst: Ints  # Rank that receives the chunk, for the first time
     chunk: Ints  # Number of the chunk
     channel: Ints  # FIFO lane
-    group: Ints  # Edges with one number >= 0 read their source once; -1 elsewhere
+    group: Ints  # Edges with the same number >= 0 are one fan-out, which reads its source once; -1: no fan-out
     steps: int  # Number of steps, at least 1
-    place: Ints | None = None  # (chunks,) the slot of each chunk in the buffers of an all-reduce; by default its number
-    # Pattern to read backwards instead: on a ring the one of the other direction, whose reversal has this direction.
+    # (chunks,) the slot of each chunk in the buffers of an all-reduce; None: the number of the chunk.
+    place: Ints | None = None
+    # Pattern to read backwards in place of this one, so that both readings send in the same direction of a ring: the
+    # pattern of the opposite direction. None: this pattern.
     mate: Pattern | None = None
 
     @property
@@ -47,17 +49,17 @@ class Pattern:
 
     @property
     def backward(self) -> Pattern:
-        """The pattern reversed in time: edges from the leaves to the owners."""
+        """Pattern to read backwards: `mate`, or this pattern if it has none."""
         return self.mate or self
 
 
-def owners(size: int, parts: int = 1) -> Ints:
-    """Return the owner column in which every rank owns `parts` chunks."""
+def owner_column(size: int, parts: int = 1) -> Ints:
+    """Return the owner of each chunk if every rank owns `parts` of them: 0...size-1, `parts` times."""
     return np.tile(np.arange(size, dtype=np.int32), parts)
 
 
 def flat_columns(*columns: Ints | int) -> list[Ints]:
-    """Return columns that broadcast against each other as flat ones of one length."""
+    """Broadcast columns against each other, and return them as flat columns of one length."""
     return [column.reshape(-1).astype(np.int32) for column in np.broadcast_arrays(*columns)]
 
 
@@ -72,7 +74,18 @@ def edge_pattern(
     channel: Column = 0,
     group: Column = -1,
 ) -> Pattern:
-    """Make a pattern of columns that broadcast against each other, in any order of steps."""
+    """Make a pattern of edges in any order of steps. The columns from `step` on broadcast against each other.
+
+    Args:
+        size: Ranks.
+        owner: (chunks,) The rank that has each chunk at the start.
+        step: Time of each edge, from 0.
+        src: Rank that passes a chunk on.
+        dst: Rank that receives the chunk.
+        chunk: Number of the chunk.
+        channel: FIFO lane.
+        group: Number of a fan-out, whose edges read their source once; -1: the edge is in no fan-out.
+    """
     columns = np.broadcast_arrays(*(np.asarray(c, np.int32) for c in (step, src, dst, chunk, channel, group)))
     flat = [column.reshape(-1) for column in columns]
     when = flat[0]
@@ -88,20 +101,26 @@ def edge_pattern(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Edges:
-    """Edges of a pattern with contiguous chunks joined; each becomes a row."""
+    """Edges of a pattern, joined where their slots are adjacent: columns with one entry for each row of the table."""
 
     step: Ints
     src: Ints
     dst: Ints
-    slot: Ints
-    flag: NDArray[np.bool_]  # another value that joined edges have in common
-    count: Ints | int
+    slot: Ints  # first slot
+    flag: NDArray[np.bool_]  # argument of `_join_edges`, the same for all edges of a row
+    count: Ints | int  # number of slots
     channel: Ints
     group: Ints
 
 
 def _join_edges(pattern: Pattern, slots: Ints, flag: NDArray[np.bool_]) -> _Edges:
-    """Join edges whose chunks, at `slots`, are neighbours."""
+    """Join consecutive edges of one message: same ends, step and channel, and adjacent slots.
+
+    Args:
+        pattern: The pattern.
+        slots: (edges,) Slot of each edge's chunk.
+        flag: (edges,) A property of edges: only edges that agree in it are joined.
+    """
     p = pattern
     if not (p.src[1:] == p.src[:-1]).any():
         return _Edges(p.step, p.src, p.dst, slots, flag, 1, p.channel, p.group)
@@ -119,15 +138,16 @@ def _add_forward_rows(
     Args:
         table: Table to extend.
         pattern: Pattern to read.
-        slot: Slot of each chunk in OUT.
+        slot: (chunks,) Slot of each chunk in OUT.
         start: First step.
         source: Buffer that owners send from.
-        block_slots: Slots of an owner's block, if `source` holds that alone.
+        block_slots: Slots of a block, if `source` holds only the owner's block; None: it is laid out as OUT.
     """
-    edges = _join_edges(pattern, slot[pattern.chunk], pattern.owner[pattern.chunk] == pattern.src)
+    owner_sends = pattern.owner[pattern.chunk] == pattern.src
+    edges = _join_edges(pattern, slot[pattern.chunk], owner_sends)  # `edges.flag`: whether the owner sends
     buffer = np.where(edges.flag, np.uint8(source), np.uint8(Buffer.OUT))
     sslot = edges.slot
-    if block_slots is not None:
+    if block_slots is not None:  # `source` begins with the owner's block, OUT with that of rank 0
         sslot = np.where(edges.flag, edges.slot - edges.src * np.int32(block_slots), edges.slot)
     table.move(
         edges.step + np.int32(start), edges.src, edges.dst, (buffer, sslot), (Buffer.OUT, edges.slot),
@@ -136,14 +156,20 @@ def _add_forward_rows(
 
 
 def _add_backward_rows(table: TableWriter, pattern: Pattern, slot: Ints) -> None:
-    """Add the backward reading: leaves send from IN; inner ranks copy IN to SCRATCH, and add."""
+    """Add the backward reading: leaves send from IN; inner ranks copy IN to SCRATCH, and add to the copy.
+
+    Args:
+        table: Table to extend.
+        pattern: Pattern to read: the caller passes `Pattern.backward`.
+        slot: (chunks,) Slot of each chunk in IN and SCRATCH.
+    """
     slots = slot[pattern.chunk]
     # (ranks, slots): whether a rank adds up this slot, because it owns it or passes it on.
     inner = np.zeros((pattern.size, len(slot)), np.bool_)
     inner[pattern.src, slots] = True
     inner[pattern.owner, slot] = True
     _add_copies(table, inner)
-    # Edges are reversed: what a rank received from `src` forwards, it sends to it backwards, last step first.
+    # An edge from `src` to `dst` becomes a message from `dst` to `src`, and the last step becomes the first.
     edges = _join_edges(pattern, slots, inner[pattern.dst, slots])
     source = np.where(edges.flag, np.int8(Buffer.SCRATCH), np.int8(Buffer.IN))
     columns = (edges.step, edges.dst, edges.src, edges.slot, edges.channel, edges.group, source)
@@ -154,8 +180,13 @@ def _add_backward_rows(table: TableWriter, pattern: Pattern, slot: Ints) -> None
 
 
 def _add_copies(table: TableWriter, inner: NDArray[np.bool_]) -> None:
-    """Add the local rows that copy IN to SCRATCH where a rank adds: (size, slots)."""
-    # Runs of slots: between False on both sides, a run starts where the flag rises, and ends where it falls.
+    """Add the local rows of step 0 that copy IN to SCRATCH.
+
+    Args:
+        table: Table to extend.
+        inner: (ranks, slots) Whether to copy a slot on a rank. Adjacent slots become one row.
+    """
+    # With False added on both sides, a run of slots starts where the flag rises, and ends where it falls.
     framed = np.zeros((inner.shape[0], inner.shape[1] + 2), np.int8)
     framed[:, 1:-1] = inner
     change = np.diff(framed, axis=1)
@@ -164,7 +195,11 @@ def _add_copies(table: TableWriter, inner: NDArray[np.bool_]) -> None:
 
 
 def _last_step_first(columns: Sequence[Ints]) -> list[Ints]:
-    """Return columns (the first is the step) with steps reversed, but rows of a step in the same order."""
+    """Return columns sorted by descending step, with the rows of one step in the same order as before.
+
+    Args:
+        columns: The first is the step, in ascending order.
+    """
     step = columns[0]
     per_step = int(np.count_nonzero(step == step[0])) if len(step) else 1
     blocks = len(step) // per_step
@@ -176,7 +211,15 @@ def _last_step_first(columns: Sequence[Ints]) -> list[Ints]:
 
 
 def _add_final_rows(table: TableWriter, step: int, owner: Ints, slot: Ints, target: Ints) -> None:
-    """Add the local rows that turn each owner's sums into results."""
+    """Add the local rows that finalise sums: each owner moves its chunks from SCRATCH to OUT.
+
+    Args:
+        table: Table to extend.
+        step: Step of the rows.
+        owner: (chunks,) Owner of each chunk.
+        slot: (chunks,) Slot of the chunk's sum in SCRATCH.
+        target: (chunks,) Slot of the chunk's result in OUT.
+    """
     order = np.lexsort((slot, owner))
     owner, slot, target = owner[order], slot[order], target[order]
     first = adjacent_runs(slot, target, same=(owner,))
@@ -186,13 +229,16 @@ def _add_final_rows(table: TableWriter, step: int, owner: Ints, slot: Ints, targ
 
 
 def _slots_by_rank(pattern: Pattern) -> Ints:
-    """Return the slot of each chunk where blocks are in rank order: part after part within a block."""
+    """Return the slot of each chunk in a buffer of blocks in rank order, each block part after part.
+
+    With 2 ranks and 2 parts, chunks 0 to 3 (part 0 of ranks 0 and 1, then part 1) have slots 0, 2, 1, 3.
+    """
     chunk = np.arange(len(pattern.owner), dtype=np.int32)
     return pattern.owner * np.int32(pattern.parts) + chunk // np.int32(pattern.size)
 
 
 def all_gather(algorithm: str, pattern: Pattern) -> Schedule:
-    """Read a pattern forwards: every rank owns one block."""
+    """Return the all-gather of a pattern in which every rank owns one block: the forward reading."""
     table, k = TableWriter(), pattern.parts
     ranks = np.arange(pattern.size, dtype=np.int32)
     table.move(0, ranks, ranks, (Buffer.IN, 0), (Buffer.OUT, ranks * k), count=k)
@@ -201,7 +247,7 @@ def all_gather(algorithm: str, pattern: Pattern) -> Schedule:
 
 
 def broadcast(algorithm: str, pattern: Pattern, root: int) -> Schedule:
-    """Read a pattern forwards: the root owns every chunk."""
+    """Return the broadcast of a pattern in which the root owns every chunk: the forward reading."""
     table, k = TableWriter(), len(pattern.owner)
     table.move(0, root, root, (Buffer.IN, 0), (Buffer.OUT, 0), count=k)
     _add_forward_rows(table, pattern, np.arange(k, dtype=np.int32), start=0, source=Buffer.IN)
@@ -209,7 +255,7 @@ def broadcast(algorithm: str, pattern: Pattern, root: int) -> Schedule:
 
 
 def reduce_scatter(algorithm: str, pattern: Pattern) -> Schedule:
-    """Read a pattern backwards: every rank ends with one block."""
+    """Return the reduce-scatter of a pattern in which every rank owns one block: the backward reading."""
     table, k, slot = TableWriter(), pattern.parts, _slots_by_rank(pattern)
     _add_backward_rows(table, pattern.backward, slot)
     _add_final_rows(table, pattern.steps, pattern.owner, slot, slot % k)
@@ -217,7 +263,7 @@ def reduce_scatter(algorithm: str, pattern: Pattern) -> Schedule:
 
 
 def reduce(algorithm: str, pattern: Pattern, root: int) -> Schedule:
-    """Read a pattern backwards: the root ends with every chunk."""
+    """Return the reduce of a pattern in which the root owns every chunk: the backward reading."""
     table, k = TableWriter(), len(pattern.owner)
     slot = np.arange(k, dtype=np.int32)
     _add_backward_rows(table, pattern.backward, slot)
@@ -226,9 +272,10 @@ def reduce(algorithm: str, pattern: Pattern, root: int) -> Schedule:
 
 
 def all_reduce(algorithm: str, pattern: Pattern) -> Schedule:
-    """Return an all-reduce: the pattern backwards adds up at the owners, then forwards spreads the sums.
+    """Return the all-reduce of a pattern: its backward reading adds chunks up at their owners, then its forward reading
+    spreads the sums.
 
-    A chunk has the same slot in every buffer.
+    A chunk has the same slot in IN, OUT and SCRATCH.
     """
     table, k = TableWriter(), len(pattern.owner)
     slot = np.arange(k, dtype=np.int32) if pattern.place is None else pattern.place

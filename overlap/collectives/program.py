@@ -1,4 +1,4 @@
-"""Programs of single ranks: the queues of steps that its CC-core works through.
+"""Programs of single ranks: the queues of steps that the rank's CC-core works through.
 
 Every channel has a queue of sends (number 2c) and one of receives and local rows (2c + 1). A queue is in table order,
 so messages of one (src, dst, channel) match first in, first out, and the table itself is an order in which everything
@@ -38,8 +38,8 @@ class Extent:
     """Contiguous slots of a buffer."""
 
     buffer: Buffer
-    slot: int
-    count: int
+    slot: int  # First slot
+    count: int  # Number of slots
 
 
 class Step(NamedTuple):
@@ -73,15 +73,9 @@ def project(schedule: Schedule, rank: int) -> Program:
     return project_all(schedule, [rank])[0]
 
 
-def project_all(schedule: Schedule, ranks: Sequence[int] | None = None) -> list[Program]:
-    """Return the programs of several ranks (by default all), sharing the work."""
-    with _pause_garbage_collection():
-        return _make_programs(schedule, ranks)
-
-
 @contextmanager
 def _pause_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection within a ``with``: making many objects then takes half the time."""
+    """Disable garbage collection in the block: making many objects then takes half the time."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -91,12 +85,20 @@ def _pause_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _make_programs(schedule: Schedule, ranks: Sequence[int] | None) -> list[Program]:
+@_pause_garbage_collection()
+def project_all(schedule: Schedule, ranks: Sequence[int] | None = None) -> list[Program]:
+    """Return the programs of several ranks (by default all), sharing the work.
+
+    Args:
+        schedule: A proved schedule.
+        ranks: Group ranks; the result is in their order.
+    """
     selected = list(range(schedule.size)) if ranks is None else list(ranks)
     tasks = _select_tasks(schedule, selected)
     lanes = 2 * schedule.channels
     queues: list[list[tuple[Step, ...]]] = [[()] * lanes for _ in range(schedule.size)]
     steps = _make_steps(schedule, tasks, lanes)
+    # Steps are sorted by queue: each range between two bounds is one queue.
     bounds = [0, *(np.flatnonzero(np.diff(tasks.queue)) + 1).tolist(), len(steps)]
     for start, stop in pairwise(bounds):
         if stop > start:
@@ -107,13 +109,13 @@ def _make_programs(schedule: Schedule, ranks: Sequence[int] | None) -> list[Prog
 
 @dataclass(frozen=True, slots=True)
 class _Tasks:
-    """Steps as columns, sorted by queue and row. `queue` counts the queues of all ranks."""
+    """Steps as columns, one entry for each step, sorted by queue and then by row."""
 
-    row: Ints
-    kind: Ints  # index into _KINDS
-    rank: Ints
-    queue: Ints
-    fused: Fused
+    row: Ints  # Row of the table
+    kind: Ints  # Index into `_KINDS`
+    rank: Ints  # Rank that takes the step
+    queue: Ints  # Number of the queue among those of all ranks: rank * queues per rank + queue of the rank
+    fused: Fused  # Local copies that are left out, and the ADDs that read the source of such a copy
 
 
 _KINDS = (StepKind.SEND, StepKind.RECV, StepKind.LOCAL)
@@ -121,7 +123,7 @@ _SEND, _RECV, _LOCAL = range(3)
 
 
 def _select_tasks(schedule: Schedule, ranks: Sequence[int]) -> _Tasks:
-    """Return the tasks of ranks: sends, receives and local moves, ordered by queue and row."""
+    """Return the steps of these ranks: sends, receives and local moves, ordered by queue and row."""
     selected = np.zeros(schedule.size, np.bool_)
     selected[list(ranks)] = True
     fused = fuse(schedule, selected)
@@ -138,21 +140,20 @@ def _select_tasks(schedule: Schedule, ranks: Sequence[int]) -> _Tasks:
 
 
 def _list_accesses(schedule: Schedule, tasks: _Tasks) -> list[Access]:
-    """Return all accesses: sends and local steps read their source, receives and local steps write their target."""
+    """Return all accesses to memory: sends and local steps read a source, receives and local steps write a target.
+
+    An ADD whose first operand is another extent than its target (`Fused.base_buffer`) reads that extent, too.
+    """
     row = tasks.row
     reads, writes = np.flatnonzero(tasks.kind != _RECV), np.flatnonzero(tasks.kind != _SEND)
     based = writes[tasks.fused.base_buffer[row[writes]] >= 0]
     base = tasks.fused.base_buffer[row[based]], tasks.fused.base_slot[row[based]]
+    copies = _copies_itself(schedule, tasks, writes)
+    # Rows: steps, buffer and first slot of each access; whether these are writes; which of them copy onto themselves.
     sides = (
         (reads, schedule.sbuf[row[reads]], schedule.sslot[row[reads]], False, None),
         (based, *base, False, None),
-        (
-            writes,
-            schedule.dbuf[row[writes]],
-            schedule.dslot[row[writes]],
-            True,
-            _copies_itself(schedule, tasks, writes),
-        ),
+        (writes, schedule.dbuf[row[writes]], schedule.dslot[row[writes]], True, copies),
     )
     return [
         Access(task, tasks.rank[task], buffer, slot, schedule.count[row[task]], write, copied)
@@ -161,7 +162,13 @@ def _list_accesses(schedule: Schedule, tasks: _Tasks) -> list[Access]:
 
 
 def _copies_itself(schedule: Schedule, tasks: _Tasks, steps: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Return whether each step copies a cell onto itself, if buffers share memory."""
+    """Return (steps,) whether each step is a local copy that has one cell as source and target if buffers share memory.
+
+    Args:
+        schedule: The table.
+        tasks: All steps.
+        steps: Positions in `tasks` of the steps to look at.
+    """
     row, rank = tasks.row[steps], tasks.rank[steps]
     source = cell_numbers(schedule, rank, schedule.sbuf[row], schedule.sslot[row], shared=True)
     target = cell_numbers(schedule, rank, schedule.dbuf[row], schedule.dslot[row], shared=True)
@@ -170,6 +177,13 @@ def _copies_itself(schedule: Schedule, tasks: _Tasks, steps: NDArray[np.intp]) -
 
 
 def _make_steps(schedule: Schedule, tasks: _Tasks, lanes: int) -> list[Step]:
+    """Return the steps of all tasks, in their order.
+
+    Args:
+        schedule: The table.
+        tasks: Steps as columns.
+        lanes: Queues of each rank.
+    """
     row, kind = tasks.row, tasks.kind
     waits = find_waits(schedule, row, tasks.queue, lanes, _list_accesses(schedule, tasks))
     count = schedule.count[row]
@@ -190,7 +204,13 @@ def _make_steps(schedule: Schedule, tasks: _Tasks, lanes: int) -> list[Step]:
 
 
 def _shared_extents(buffer: NDArray[np.integer], slot: Ints, count: Ints) -> list[Extent | None]:
-    """Return one shared object for equal extents, and None where the buffer is negative."""
+    """Return the extents of these columns; equal extents are one object.
+
+    Args:
+        buffer: (extents,) Buffer; -1 gives None in place of an extent.
+        slot: (extents,) First slot.
+        count: (extents,) Number of slots.
+    """
     extent_of: dict[tuple[int, int, int], Extent | None] = {}
     extents = []
     for key in zip(buffer.tolist(), slot.tolist(), count.tolist(), strict=True):

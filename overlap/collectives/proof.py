@@ -49,11 +49,15 @@ def verify(schedule: Schedule) -> None:
 
 
 def _proof_memories(schedule: Schedule, layout: SlotLayout, prints: list[Fingerprint]) -> list[ReplayMemory]:
-    """Return the memories in which to prove a schedule: inputs and results apart, and also shared if layouts differ."""
+    """Return the memories on which to replay a schedule.
+
+    If the schedule's buffers never share memory, one memory carries both fingerprints. Otherwise there are two: one
+    with all buffers apart, one with shared buffers. A third detects the order of operands where the proof checks it.
+    """
     if layout.shared == layout.apart:
         return [ReplayMemory(layout, layout.apart, prints)]
-    # Two layouts, one seed each.
+    # Each of the two memories carries one fingerprint.
     ordered = schedule.collective == "all_reduce" or schedule.algorithm in IN_RANK_ORDER
-    first = ReplayMemory(layout, layout.apart, prints[:1], twin=ordered)
+    first = ReplayMemory(layout, layout.apart, prints[:1], room_for_copy=ordered)
     memories = [first, ReplayMemory(layout, layout.shared, prints[1:])]
-    return [*memories, first.ordered_twin(layout)] if ordered else memories
+    return [*memories, first.order_sensitive_copy(layout)] if ordered else memories

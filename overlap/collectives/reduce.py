@@ -1,8 +1,8 @@
 """Reduction operators on each dtype: the arithmetic of all reductions.
 
-Every reduction is a left fold in a fixed order, so results do not depend on timing. Types too narrow to add up in
-(bfloat16, float8, float16) accumulate in float32 and are rounded once, at the end; the mean of integers accumulates in
-64 bits and is truncated towards zero, as NCCL does.
+Every reduction is a left fold in a fixed order, so results do not depend on timing. Narrow types (bfloat16, float8,
+float16) accumulate in float32 and are rounded once, at the end. The mean of integers accumulates in 64 bits and is
+truncated towards zero, as NCCL does.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ Combine: TypeAlias = "Callable[..., Array]"
 
 
 def _not_bool(dtype: DType) -> str | None:
+    """Return advice for bool, which has no sum; None for other dtypes."""
     return "use 'max' (or), 'min' (and), or pass integers" if dtype.kind == "b" else None
 
 
 def _only_bits(dtype: DType) -> str | None:
+    """Return advice for floats and complex numbers, which have no bitwise operators; None for integers and bool."""
     return None if dtype.kind in "biu" else "pass integers or bool"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """A reduction operator: the collectives, the benchmark and the tests take everything about it from here.
-
-    The reduction of a single array is that array.
-    """
+    """A reduction operator. The reduction of a single array is that array."""
 
     # (a, b, out=None): combines two arrays of one dtype, into `out` if given, which may be the memory of either.
     combine: Combine
@@ -75,14 +74,19 @@ class Reducer:
     combine: Combine  # Combines two arrays of the accumulator's dtype
     divides: bool  # Whether the result is divided by the number of contributions
     plain: bool  # Whether partial results have the dtype of the result
-    weight: int = 1  # Time for each byte, in times of float32
+    weight: int = 1  # Time to reduce a byte, relative to a byte of float32
 
     def widen(self, values: Array) -> Array:
-        """Return `values` in the accumulator's dtype, without a copy where that is the same."""
+        """Return `values` in the accumulator's dtype: the array itself if it has that dtype, else a copy."""
         return values.astype(self.accumulator, copy=False)
 
     def fold(self, sources: Sequence[Array], target: Array) -> None:
-        """Reduce `sources`, in their order, into `target`, which may be the memory of `sources[0]` but of no other."""
+        """Reduce `sources` in their order, and write the finished result into `target`.
+
+        Args:
+            sources: At least one array of `dtype`, all of one shape.
+            target: Array for the result; it may share memory with `sources[0]`, but with no other source.
+        """
         if len(sources) == 1:
             np.copyto(target, sources[0])
             return
@@ -97,14 +101,15 @@ class Reducer:
             self.finalise(target, target, len(sources))
 
     def _fold_wide(self, sources: Sequence[Array], target: Array) -> None:
-        """Reduce sources in the wider accumulator, and write the result in the dtype of the target."""
+        """Reduce `sources` in the accumulator's dtype, and write the result, converted, into `target`."""
         accumulated = sources[0].astype(self.accumulator)
         for source in sources[1:]:
             self.combine(accumulated, self.widen(source), out=accumulated)
         self.finalise(accumulated, target, len(sources))
 
     def total(self, sources: Sequence[Array]) -> Array:
-        """Reduce `sources`, in their order, into a new array."""
+        """Return the reduction of `sources`, in their order, as a new array."""
+        # Usually the first combination makes the new array. These cases need an array first.
         if not self.plain or self.divides or len(sources) == 1:
             target = np.empty_like(sources[0])
             self.fold(sources, target)
@@ -116,7 +121,13 @@ class Reducer:
         return accumulated
 
     def finalise(self, accumulated: Array, target: Array, contributions: int) -> None:
-        """Write the finished value of `accumulated` into `target` (possibly the same memory), dividing for a mean."""
+        """Write the result of a reduction into `target`: the accumulated value, divided for a mean.
+
+        Args:
+            accumulated: The combination of all arrays. A mean of floats overwrites it.
+            target: The array for the result; it may be `accumulated` itself.
+            contributions: Number of arrays that were reduced, by which a mean is divided.
+        """
         if self.divides:
             accumulated = _divide(accumulated, contributions)
         if accumulated is not target:
@@ -124,7 +135,7 @@ class Reducer:
 
 
 def _divide(total: Array, count: int) -> Array:
-    """Divide a sum by a count; integers are truncated towards zero."""
+    """Return `total / count`: integers truncated towards zero in a new array, others in `total` itself."""
     if total.dtype.kind in "iu":
         return (total - np.fmod(total, count)) // count
     return np.true_divide(total, count, out=total)
@@ -158,7 +169,7 @@ def reducer(op: str | None, dtype: DType) -> Reducer:
 # Measured on two arrays of 1 MiB (numpy 2.4, ml_dtypes 0.5), against 0.03 ms of float32: float8 6 to 9.5 ms, float16 1
 # to 3.5, bfloat16 0.3 to 1.8; means of integers 7.5 ms for 8 bits and 0.25 for 64; complex means 0.2.
 def _reduction_work(operator: Operator, dtype: DType) -> int:
-    """Return the work of an operator on a dtype, relative to an addition of float32."""
+    """Return the time of an operator for a byte of a dtype, relative to the addition of float32."""
     if dtype.name in _NARROW:
         return 256 if dtype.itemsize == 1 else 64
     if operator.divides and dtype.kind in "iuc":
@@ -167,7 +178,7 @@ def _reduction_work(operator: Operator, dtype: DType) -> int:
 
 
 def _accumulator_dtype(operator: Operator, dtype: DType) -> DType:
-    """Return the dtype in which an operator adds up: wider for narrow floats and means of integers."""
+    """Return the dtype of partial results: a wider one for narrow floats and for means of integers."""
     if dtype.name in _NARROW:
         return np.dtype(np.float32)
     if operator.divides and dtype.kind in "iu":
@@ -181,6 +192,10 @@ def check_dtype(dtype: DType, argument: str = "x") -> None:
 
     Raises:
         UsageError: If `dtype` is not a native-endian number type.
+
+    Args:
+        dtype: The dtype.
+        argument: Name of the argument that has it, for the error.
     """
     if (dtype.kind in "biufc" and dtype.isnative) or dtype.name in _NARROW:
         return

@@ -1,4 +1,4 @@
-"""Rules that every row of a table obeys by itself, whatever its effect."""
+"""Rules that each row of a table must keep, whatever the other rows are."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from .schedule import COLUMNS, Buffer, Op, Schedule
 
 Flags: TypeAlias = NDArray[np.bool_]
 
-# Rows looked at together where the whole table is gone through: they stay in the second-level cache.
+# Rows looked at together in a pass over the whole table: they stay in the second-level cache.
 _SCAN_ROWS = 1 << 16
 
 _LOCAL, _REMOTE = True, False
+# The vocabulary: for each operation and kind of row, the (source buffer, target buffer) pairs that are allowed.
 _REDUCING = {
     (Op.MOVE, _LOCAL): {("IN", "SCRATCH"), ("SCRATCH", "SCRATCH"), ("SCRATCH", "OUT")},
     (Op.MOVE, _REMOTE): {("IN", "SCRATCH"), ("SCRATCH", "SCRATCH"), ("OUT", "OUT")},
@@ -29,7 +30,10 @@ _MOVING = {(Op.MOVE, _LOCAL): _ANYWHERE, (Op.MOVE, _REMOTE): _ANYWHERE}
 
 
 def _legal_combinations(words: Mapping[tuple[Op, bool], set[tuple[str, str]]]) -> Flags:
-    """Return a table over (op, local, sbuf, dbuf), flattened."""
+    """Return whether each combination (op, local, sbuf, dbuf) is in a vocabulary, as a flat table.
+
+    The index of a combination is ((op * 2 + local) * 3 + sbuf) * 3 + dbuf.
+    """
     everything = product(Op, (_REMOTE, _LOCAL), Buffer, Buffer)
     return np.array([(s.name, d.name) in words.get((op, local), ()) for op, local, s, d in everything])
 
@@ -38,10 +42,10 @@ _LEGAL = {True: _legal_combinations(_REDUCING), False: _legal_combinations(_MOVI
 
 
 def check_header(schedule: Schedule) -> None:
-    """Refuse tables with a column of a wrong length or dtype, or an impossible header.
+    """Check the lengths and dtypes of a table's columns, and the ranges of `size`, `slots_per_block` and `root`.
 
     Raises:
-        ScheduleError: If a column has another length or dtype than it should, or a header field is out of range.
+        ScheduleError: A column has a wrong length or dtype, or one of the three fields is out of range.
     """
     for name, dtype in COLUMNS.items():
         column = getattr(schedule, name)
@@ -63,16 +67,16 @@ def check_header(schedule: Schedule) -> None:
 
 
 def phase_bounds(schedule: Schedule) -> NDArray[np.intp]:
-    """Return the row at which each phase begins, and the number of rows.
+    """Return the first row of each phase, then the number of rows. A step's local and remote rows are two phases.
 
     Raises:
-        ScheduleError: If rows are not in order of steps, local rows first.
+        ScheduleError: A step is negative, or rows are not sorted by step with the local rows of a step first.
     """
     begins = [np.zeros(1, np.intp)]
     for start in range(0, len(schedule) - 1, _SCAN_ROWS):
         rows = slice(start, start + _SCAN_ROWS + 1)
         step, remote = schedule.step[rows], schedule.src[rows] != schedule.dst[rows]
-        # Two phases of one step differ in kind, two of one kind in step.
+        # A phase ends where the next row has another step or another kind, local or remote.
         at = np.flatnonzero((step[1:] != step[:-1]) | (remote[1:] != remote[:-1]))
         late = (step[at + 1] < step[at]) | ((step[at + 1] == step[at]) & remote[at])
         if late.any():
@@ -84,10 +88,15 @@ def phase_bounds(schedule: Schedule) -> NDArray[np.intp]:
 
 
 def check_rows(schedule: Schedule, start: int, stop: int) -> None:
-    """Refuse rows that are out of range, out of order, or not in the vocabulary.
+    """Refuse rows with values out of range, or with a transfer that is not in the vocabulary.
+
+    Args:
+        schedule: The table.
+        start: First row to check.
+        stop: End of the rows to check; greater than `start`.
 
     Raises:
-        ScheduleError: Naming the first such row's rank, slot and step.
+        ScheduleError: A row breaks a rule; the error names the first such row with rank, slot and step.
     """
     s, rows = schedule, slice(start, stop)
     src, dst, op, sbuf, dbuf = s.src[rows], s.dst[rows], s.op[rows], s.sbuf[rows], s.dbuf[rows]
@@ -98,6 +107,7 @@ def check_rows(schedule: Schedule, start: int, stop: int) -> None:
         bad = (src.view(np.uint32) >= s.size) | (dst.view(np.uint32) >= s.size)
         _raise_at_first(s, start, bad, f"ranks outside 0..{s.size - 1}")
     _check_slots(s, start, s.sslot[rows], s.dslot[rows], s.count[rows])
+    # Index of each row's combination in `_LEGAL`. Usually all rows have the same: then one look-up suffices.
     word = ((op * np.uint8(2) + (src == dst)) * np.uint8(3) + sbuf) * np.uint8(3) + dbuf
     legal = _LEGAL[s.reduces]
     if not (legal[word[0]] and (word == word[0]).all()):
@@ -113,11 +123,23 @@ def check_rows(schedule: Schedule, start: int, stop: int) -> None:
 def _check_slots(
     schedule: Schedule, start: int, sslot: NDArray[np.int32], dslot: NDArray[np.int32], count: NDArray[np.int32]
 ) -> None:
-    """Refuse rows with slots that do not exist, or with ends in different places of a block."""
+    """Refuse rows with slots that do not exist, or with source and target slots that differ modulo `slots_per_block`.
+
+    Args:
+        schedule: The table.
+        start: First row to check.
+        sslot: (rows,) First slot read by each row from `start` on.
+        dslot: (rows,) First slot written by each row.
+        count: (rows,) Number of slots of each row.
+
+    Raises:
+        ScheduleError: A row breaks one of these rules.
+    """
     s, rows = schedule, slice(start, start + len(sslot))
     if min(int(count.min()) - 1, int(sslot.min()), int(dslot.min())) < 0:
         _raise_at_first(s, start, (count < 1) | (sslot < 0) | (dslot < 0), "slots that do not exist")
     for buffer, last in ((s.sbuf[rows], sslot + count), (s.dbuf[rows], dslot + count)):
+        # Compare with the smallest buffer first: only if a row goes beyond that, compare each row with its own buffer.
         if int(last.max()) > min(s.slots):
             _raise_at_first(s, start, last > np.array(s.slots, np.int32)[buffer], "slots that do not exist")
     shift = sslot - dslot
@@ -127,6 +149,17 @@ def _check_slots(
 
 
 def _raise_at_first(schedule: Schedule, start: int, bad: Flags, problem: str) -> None:
+    """Raise the error for the first bad row, if there is one.
+
+    Args:
+        schedule: The table.
+        start: Row of the first entry of `bad`.
+        bad: (rows,) Whether each row breaks the rule.
+        problem: Text that follows "row 3 has", such as "a negative step".
+
+    Raises:
+        ScheduleError: A row is bad.
+    """
     if bad.any():
         row = start + int(bad.argmax())
         rank, slot, step = int(schedule.dst[row]), int(schedule.dslot[row]), int(schedule.step[row])

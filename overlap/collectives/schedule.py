@@ -1,9 +1,9 @@
 """Schedules: one collective as a table of transfers between all ranks, independent of any byte size.
 
-**Buffers.** Every rank has three: IN (the caller's input, never written), OUT (the result) and SCRATCH. Each is a row
-of blocks of B elements, and each block is cut in `k = slots_per_block` slots, so that one table serves every size.
-The unit of a block depends on the collective; `layout` returns the number of blocks of IN and OUT. For blocks that
-differ in size, `uneven` gives each a place of its own in SCRATCH; the table stays one for every size.
+**Buffers.** Every rank has three: IN (the caller's input, never written), OUT (the result) and SCRATCH. A buffer is a
+row of blocks of B elements, and each block is cut in `k = slots_per_block` slots, so that one table serves every size.
+The unit of a block depends on the collective; `block_counts` returns the number of blocks of IN and OUT. For blocks
+that differ in size, `uneven` gives each a place of its own in SCRATCH; the table stays one for every size.
 
 **Values.** In collectives that reduce, SCRATCH holds partial results in the accumulator's dtype, and a local MOVE from
 SCRATCH to OUT *finalises* them: it narrows the dtype, and divides for a mean. Every other MOVE copies; from IN to
@@ -33,9 +33,9 @@ REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 IN_RANK_ORDER = ("direct", "one_shot", "rank_order", "rank_chain")
 """Algorithms that reduce every element in the order of ranks, at any position; the proof checks the order."""
 EXACT = ("all_reduce", "reduce_scatter")
-"""Collectives with such an algorithm for every group."""
+"""Collectives that have an algorithm of `IN_RANK_ORDER` for every group."""
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
-# Collectives whose result may lie over the input: slot i of IN, of OUT and of SCRATCH block 0 are then one place.
+# Collectives whose result may overwrite the input: slot i of IN, of OUT and of SCRATCH block 0 are then one memory.
 _IN_PLACE = ("all_reduce", "reduce", "broadcast")
 
 COLUMNS: dict[str, type[np.integer]] = {
@@ -70,10 +70,11 @@ class Op(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Schedule:
-    """The steps of one collective for all ranks, as structure-of-arrays.
+    """The transfers of one collective for all ranks, as structure-of-arrays.
 
-    The columns are numpy arrays of equal length, one entry a transfer, sorted by step with the local rows of a step
-    before its remote rows. In every row `sslot % k == dslot % k`, so that both ends agree on the number of elements.
+    The columns are numpy arrays of equal length with one entry for each transfer. Rows are sorted by step, and the
+    local rows of a step (src == dst) come before its remote rows. In every row `sslot % k == dslot % k`, so that both
+    ends agree on the number of elements.
     """
 
     # "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter" or
@@ -95,8 +96,8 @@ class Schedule:
     dslot: Int32  # int32; first slot written
     count: Int32  # int32; contiguous slots, at least 1
     channel: Int16  # int16; FIFO lane: rows of one (src, dst, channel) arrive in table order
-    # int32; rows sharing a number >= 0 within a step read their source once (fan-out), or are one multi-input reduction
-    # (fan-in); -1 elsewhere.
+    # int32; rows of a step with the same number >= 0 read their source once (fan-out), or are one reduction of several
+    # inputs (fan-in); -1: neither.
     group: Int32
 
     def __len__(self) -> int:
@@ -107,19 +108,20 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """Number of steps, steps with only local rows included."""
+        """Number of steps, including steps that have only local rows."""
         return int(self.step[-1]) + 1 if len(self) else 0
 
     @property
     def channels(self) -> int:
-        """Number of FIFO lanes."""
+        """Number of FIFO lanes between two ranks, at least 1."""
         return int(self.channel.max()) + 1 if len(self) else 1
 
     @property
     def slots(self) -> tuple[int, int, int]:
         """Slots of IN, OUT and SCRATCH on every rank."""
+        blocks_in, blocks_out, blocks_scratch = self.blocks
         k = self.slots_per_block
-        return (self.blocks[0] * k, self.blocks[1] * k, self.blocks[2] * k)
+        return blocks_in * k, blocks_out * k, blocks_scratch * k
 
     @property
     def reduces(self) -> bool:
@@ -128,11 +130,14 @@ class Schedule:
 
     @property
     def in_place(self) -> bool:
-        """Whether IN, OUT and the first block of SCRATCH may be one memory. It is proved with the rest."""
+        """Whether IN, OUT and the first block of SCRATCH may be the same memory.
+
+        The proof then also replays the schedule with these three in one memory.
+        """
         return self.collective in _IN_PLACE
 
 
-def layout(collective: str, size: int) -> tuple[int, int]:
+def block_counts(collective: str, size: int) -> tuple[int, int]:
     """Return the numbers of blocks of a collective's input and output."""
     blocks_in = size if collective in ("reduce_scatter", "all_to_all", "scatter") else 1
     blocks_out = size if collective in ("all_gather", "all_to_all", "gather") else 1
@@ -142,7 +147,13 @@ def layout(collective: str, size: int) -> tuple[int, int]:
 def slot_bounds(slot: int, slots_per_block: int, block_elements: int) -> tuple[int, int]:
     """Return the elements [start, stop) of a buffer that a slot covers.
 
-    Slots of a block have ceil(B / k) elements; the last ones are clipped and may be empty.
+    Slots of a block have ceil(B / k) elements; the last slots are clipped and may be empty. With k = 4 and B = 5, the
+    slots of block 0 are [0, 2), [2, 4), [4, 5) and [5, 5).
+
+    Args:
+        slot: Number of the slot.
+        slots_per_block: Slots of a block.
+        block_elements: Elements of a block, B.
     """
     block, index = divmod(slot, slots_per_block)
     per_slot = -(-block_elements // slots_per_block)

@@ -16,18 +16,20 @@ from ..errors import ScheduleError
 from .hazards import cells_of
 from .pattern import Ints
 from .proof import verify
-from .schedule import COLUMNS, Schedule
+from .schedule import COLUMNS, Buffer, Schedule
 from .tablewriter import TableWriter, adjacent_runs
 
 Columns: TypeAlias = dict[str, NDArray[np.integer]]
 
 
 def pipeline_phases(schedule: Schedule, phases: Sequence[int], slices: int) -> Schedule:
-    """Return the schedule on data cut in slices: while a slice is in one phase, the next one is in the phase before.
+    """Return the schedule on data cut in slices, which pass through the phases one behind the other.
 
-    Every phase gets channels of its own, so that phases over different links run side by side.
+    With 2 phases and 3 slices, the time is divided into 4 intervals: in the second one, slice 0 is in phase 1 and
+    slice 1 in phase 0. Every phase gets channels of its own, so that phases over different links run in parallel.
 
     Args:
+        schedule: The table.
         phases: The first step of each phase, ascending from 0.
         slices: Number of slices, at least 1.
     """
@@ -41,7 +43,7 @@ def pipeline_phases(schedule: Schedule, phases: Sequence[int], slices: int) -> S
     blocks = []
     for number in range(slices):
         rows = dict(cells)
-        # Slice `number` enters a phase one phase later than the slice before; every phase gets the longest time.
+        # Slice `number` is in phase p during interval p + number. All intervals are as long as the longest phase.
         rows["step"] = (phase + number) * longest + cells["step"] - starts[phase]
         rows["channel"] = phase * schedule.channels + cells["channel"]
         for name in ("sslot", "dslot"):
@@ -54,7 +56,13 @@ def pipeline_phases(schedule: Schedule, phases: Sequence[int], slices: int) -> S
 
 
 def replace_rows(schedule: Schedule, blocks: Sequence[Columns], *, slots_per_block: int) -> Schedule:
-    """Return a schedule with the same header and other rows."""
+    """Return a schedule with other rows, but the collective, algorithm, size, root and blocks of `schedule`.
+
+    Args:
+        schedule: The schedule to take these values from.
+        blocks: The new rows, in several parts; each part has the columns of a table by name.
+        slots_per_block: Slots of a block in the new rows.
+    """
     table = TableWriter()
     for block in blocks:
         table.extend(block)
@@ -63,14 +71,14 @@ def replace_rows(schedule: Schedule, blocks: Sequence[Columns], *, slots_per_blo
         schedule.algorithm,
         schedule.size,
         slots_per_block=slots_per_block,
-        scratch=schedule.blocks[2],
+        scratch=schedule.blocks[Buffer.SCRATCH],
         root=schedule.root,
         pairs=schedule.pairs,
     )
 
 
 def split_into_slots(schedule: Schedule) -> Columns:
-    """Return the rows of a schedule cut into rows of one slot each."""
+    """Return the columns of a schedule's rows, cut into rows of one slot each."""
     columns: Columns = {name: getattr(schedule, name) for name in COLUMNS}
     if (schedule.count == 1).all():
         return columns
@@ -81,7 +89,7 @@ def split_into_slots(schedule: Schedule) -> Columns:
 
 
 def join_rows(rows: Columns) -> Columns:
-    """Join rows of one slot each to longer rows, where they are neighbours at both ends."""
+    """Join consecutive rows of one slot each to longer rows, where both their source and target slots are adjacent."""
     fixed: tuple[Ints, ...] = tuple(
         np.asarray(rows[name], np.int64) for name in ("src", "dst", "step", "op", "sbuf", "dbuf", "channel", "group")
     )
@@ -90,46 +98,59 @@ def join_rows(rows: Columns) -> Columns:
     return {**{name: column[first] for name, column in rows.items()}, "count": count}
 
 
-#: Least length of a slice: a shorter one is not worth its frames and its task. 2 ms of a link of 1 Gbit/s.
+#: Least length of a slice: a shorter slice costs more in frames and tasks than it gains. 2 ms of a link of 1 Gbit/s.
 SLICE_BYTES = 256 << 10
 #: While one slice is added and requested, the next is on the wire. Over that link 4 MiB take 38 ms in 4 or 8 slices
-#: (41 to 43 in 2, 46 in one piece), and eight times 4 MiB at once 291 ms in 4, 301 in 8, which cost more CPU time.
+#: (41 to 43 in 2, 46 in one piece); eight times 4 MiB at once take 291 ms in 4 slices, and 301 ms in 8.
 MOST_SLICES = 4
-#: Greatest length of a slice: a longer one is added from memory, not from a cache, and must be requested.
+#: Greatest length of a slice: a longer slice is added from memory, not from a cache, and must be requested.
 LONGEST_BYTES = 2 << 20
 
 
-def message_bytes(schedule: Schedule, nbytes: int) -> float:
-    """Return the length of the longest message between ranks.
+def longest_message_bytes(schedule: Schedule, nbytes: int) -> float:
+    """Return the length of the longest message between ranks, in bytes.
 
     Args:
+        schedule: The table.
         nbytes: Bytes of the whole vector: the larger one of a rank's input and output.
     """
     remote = schedule.count[schedule.src != schedule.dst]
-    slots = max(schedule.blocks[:2]) * schedule.slots_per_block
+    input_blocks, output_blocks, _ = schedule.blocks
+    slots = max(input_blocks, output_blocks) * schedule.slots_per_block
     return float(remote.max() * nbytes / slots) if len(remote) else 0.0
 
 
 def slice_count(schedule: Schedule, nbytes: int) -> int:
-    """Return the number of slices of a message: 1 if nothing follows from messages, or they are short."""
+    """Return into how many slices to cut each message: 1 if messages are short, or if received data is not used again.
+
+    Args:
+        schedule: The table.
+        nbytes: Bytes of the whole vector, see `longest_message_bytes`.
+    """
+    # Data of the only step of a schedule that does not reduce is neither passed on nor added.
     if schedule.steps < 2 and not schedule.reduces:
         return 1
-    length = message_bytes(schedule, nbytes)
+    length = longest_message_bytes(schedule, nbytes)
+    # At most `MOST_SLICES`, unless slices would be longer than `LONGEST_BYTES`.
     return max(1, min(MOST_SLICES, int(length / SLICE_BYTES)), int(length / LONGEST_BYTES))
 
 
-def in_slices(schedule: Schedule, nbytes: int) -> Schedule:
-    """Return the schedule with long messages cut into slices; the result is proved again.
+def slice_long_messages(schedule: Schedule, nbytes: int) -> Schedule:
+    """Return the schedule with long messages cut into slices, and prove it again; `schedule` if `slice_count` is 1.
+
+    If rows of different lengths touch the same slots, their slices do not fit together: each row is then first split
+    into rows of one slot.
 
     Args:
-        nbytes: Bytes of the whole vector, see `message_bytes`.
+        schedule: The table.
+        nbytes: Bytes of the whole vector, see `longest_message_bytes`.
     """
     result = slice_rows(schedule, slice_count(schedule, nbytes))
     if result is schedule:
         return schedule
     try:
         verify(result)
-    except ScheduleError:  # rows of different lengths touch the same slots: a slice of one is not a slice of the other
+    except ScheduleError:  # rows of different lengths touch the same slots
         single = replace_rows(schedule, [split_into_slots(schedule)], slots_per_block=schedule.slots_per_block)
         result = slice_rows(single, slice_count(single, nbytes))
         verify(result)
@@ -137,10 +158,11 @@ def in_slices(schedule: Schedule, nbytes: int) -> Schedule:
 
 
 def slice_rows(schedule: Schedule, slices: int) -> Schedule:
-    """Return the schedule with every row cut in slices: a step's slices come before the next step's.
+    """Return the schedule with every row cut in slices: all slices of a step come before those of the next step.
 
-    Messages of a lane keep their order, so its first slice is received, reduced and passed on while the others follow.
-    If rows of different lengths touch the same slots, the result may be wrong: prove it.
+    Messages of a lane keep their order, so the first slice is received, reduced and passed on while the others follow.
+    If rows of different lengths touch the same slots, the result may be wrong: callers must prove it.
+
     Cost: the same bytes, `slices` times as many messages and steps.
     """
     if slices == 1:
@@ -150,11 +172,14 @@ def slice_rows(schedule: Schedule, slices: int) -> Schedule:
 
 
 def _rows_of_slice(schedule: Schedule, number: int, slices: int) -> Columns:
-    """Return the rows of slice `number` of `slices`, with its own steps, slots and groups."""
+    """Return the rows of slice `number` of `slices`, with its own steps, slots and groups; see `slice_rows`."""
     rows: Columns = {name: getattr(schedule, name) for name in COLUMNS}
-    local = rows["src"] == rows["dst"]  # a local row works on each slice as soon as it arrives
+    local = rows["src"] == rows["dst"]
+    # A remote row of step s sends slice `number` in step s * slices + number. A local row of step s uses data that
+    # arrived in step s - 1: it works on each slice one step after its arrival.
     rows["step"] = np.maximum(0, rows["step"] * slices + number - np.where(local, slices - 1, 0))
-    for name in ("sslot", "dslot"):  # `count` new slots of the `count * slices` that the row had become
+    # A row of `count` slots becomes `count * slices` new slots, of which each slice has `count`.
+    for name in ("sslot", "dslot"):
         rows[name] = rows[name] * slices + number * rows["count"]
     rows["group"] = np.where(rows["group"] >= 0, rows["group"] * slices + number, -1)
     return rows

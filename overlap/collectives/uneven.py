@@ -1,11 +1,11 @@
 """Tables for blocks of different sizes: the same transfers, with a place of its own for each block.
 
-A table counts in slots of equal blocks. With `counts`, blocks differ, and a slot's length is that of the block whose
-part it holds. IN and OUT are cut as the caller cuts them, so there it is known. Elsewhere (in SCRATCH, and where OUT is
-used for blocks that do not stay there) the block is followed through the table once, and gets a place of its own in
-SCRATCH. The outcome is a table like any other: it is proved like any other, knows no sizes, and serves all counts.
+A table counts in slots of equal blocks. With `counts`, blocks differ in size, and the length of a slot follows from the
+block that the slot holds a part of. The collective defines which block is where in IN, and in OUT at the end. A block
+in transit through a rank (in SCRATCH, or in the place of another block in OUT) gets a place of its own in SCRATCH. The
+new table is proved as all tables are. It contains no sizes, and serves all counts.
 
-Cost: one pass over the table; SCRATCH has as many blocks as ever pass through it.
+Cost: one pass over the table; SCRATCH has a block for each block that passes through the rank.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from numpy.typing import NDArray
 
 from ..errors import ScheduleError
 from .hazards import cells_of
-from .kinds import Collective, Counts, blocks_given, blocks_got, whole_rows
+from .kinds import Collective, Counts, input_blocks, result_blocks, whole_rows
 from .pattern import Ints
 from .placement import Floats
 from .rules import phase_bounds
 from .schedule import COLUMNS, Buffer, Op, Schedule
+from .tablewriter import adjacent_runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UnevenSchedule(Schedule):
     """A schedule with blocks of different sizes.
 
-    Blocks of a collective are numbered as `counts` lists them: by the rank that gives it (all-gather), that gets it
+    Blocks of a collective are numbered as `counts` lists them: by source rank (all-gather), by destination rank
     (reduce-scatter), or by both (all-to-all: source * size + destination).
     """
 
-    held: tuple[tuple[int, ...], ...]  # By rank: number of the block in each block of SCRATCH
+    held: tuple[tuple[int, ...], ...]  # `held[rank][i]`: number of the block that block i of SCRATCH holds on this rank
 
     def __repr__(self) -> str:
         return f"<UnevenSchedule {self.collective} {self.algorithm} ranks={self.size} rows={len(self)}>"
@@ -42,16 +43,16 @@ class UnevenSchedule(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """A table slot by slot: (cells,) each, in the order of its rows."""
+    """The rows of a table cut into slots: columns with one entry for each slot that a row moves, in table order."""
 
-    row: NDArray[np.intp]
-    sbuf: NDArray[np.uint8]
-    sslot: Ints
-    dbuf: NDArray[np.uint8]
-    dslot: Ints
+    row: NDArray[np.intp]  # Row of the table
+    sbuf: NDArray[np.uint8]  # Buffer read
+    sslot: Ints  # Slot read
+    dbuf: NDArray[np.uint8]  # Buffer written
+    dslot: Ints  # Slot written
 
     def select(self, mask: NDArray[np.bool_]) -> _Cells:
-        """Return the cells of a mask."""
+        """Return the cells for which `mask` is true."""
         return _Cells(self.row[mask], self.sbuf[mask], self.sslot[mask], self.dbuf[mask], self.dslot[mask])
 
 
@@ -64,39 +65,51 @@ def make_uneven(schedule: Schedule) -> UnevenSchedule:
     Raises:
         ScheduleError: If a row adds one block to another, so that their sizes cannot differ.
     """
-    cells = _expand_cells(schedule)
+    sslot, row = cells_of(schedule.sslot, schedule.count)
+    dslot, _ = cells_of(schedule.dslot, schedule.count)
+    cells = _Cells(row, schedule.sbuf[row], sslot, schedule.dbuf[row], dslot)
     block = _follow_blocks(schedule, cells)
-    read = block >= 0  # no row reads the other cells
+    read = block >= 0  # a cell with block -1 moves memory that was never written: leave it out
     cells, block = cells.select(read), block[read]
     new_cells, held = _assign_scratch(schedule, cells, block)
     return _join_cells(schedule, new_cells, held)
 
 
 def block_starts(schedule: UnevenSchedule, rank: int, counts: Counts, row: int) -> tuple[list[int], ...]:
-    """Return the first element of every block of IN, OUT and SCRATCH of a rank, and the end of the last one twice.
+    """Return for IN, OUT and SCRATCH of a rank the first element of each block, then the end of the last block twice.
+
+    Blocks of 2 and 3 rows of 10 elements give [0, 20, 50, 50].
 
     Args:
         schedule: Schedule to carry out.
+        rank: Group rank.
         counts: Rows of every block.
         row: Elements in a row.
     """
     kind, size = Collective(schedule.collective), schedule.size
     buffers: tuple[Sequence[int], ...] = (
-        blocks_given(kind, size, rank), blocks_got(kind, size, rank), schedule.held[rank]
+        input_blocks(kind, size, rank), result_blocks(kind, size, rank), schedule.held[rank]
     )  # fmt: skip
     starts = [list(accumulate((counts[block] * row for block in held), initial=0)) for held in buffers]
+    # The end twice: the end of an extent is computed as slot 0 of the following block, from that block's two bounds.
     return tuple([*buffer, buffer[-1]] for buffer in starts)
 
 
 def row_lengths(schedule: UnevenSchedule, counts: Counts) -> Floats:
-    """Return (rows,) the length of every row of a table, in slots of the average block.
+    """Return (rows,) the length of every row of a table, in units of a slot of the average block.
 
-    The average is that of the rank that has most: its `size` blocks are the bytes that a collective is priced by.
+    The average is taken over the rank with the largest input or result: its length divided by `size`. A collective is
+    priced by the bytes of that rank.
+
+    Args:
+        schedule: The table.
+        counts: Rows of every block.
     """
     size, k = schedule.size, schedule.slots_per_block
     kind = Collective(schedule.collective)
     total_rows = whole_rows(kind, (sum(counts),), counts, size)
-    block_rows = np.array([*counts, 0], np.float64)  # block -1 is none: where a rank has less SCRATCH than others
+    # Block -1, which fills up the lists of ranks with less SCRATCH than others, indexes the 0 at the end.
+    block_rows = np.array([*counts, 0], np.float64)
     lengths = np.empty(len(schedule))
     blocks_of = (*_natural_blocks(schedule.collective, size), _pad_lists(schedule.held))
     for buffer, blocks in zip(Buffer, blocks_of, strict=True):
@@ -109,35 +122,36 @@ def row_lengths(schedule: UnevenSchedule, counts: Counts) -> Floats:
 
 
 def _pad_lists(held: tuple[tuple[int, ...], ...]) -> Ints:
-    """Return lists of different lengths as one table, filled up with -1."""
+    """Return (ranks, longest) the lists as one table, filled up with -1."""
     longest = max(map(len, held))
     return np.array([[*each, *[-1] * (longest - len(each))] for each in held], np.int64).reshape(len(held), longest)
 
 
 def _natural_blocks(collective: str, size: int) -> tuple[Ints, Ints]:
-    """Return (size, blocks) numbers of the blocks of every rank: in IN at first, and in OUT at the end."""
+    """Return two tables (ranks, blocks) of block numbers: the blocks that IN has at first, and OUT at the end."""
     kind, ranks = Collective(collective), range(size)
-    given, got = ([blocks_of(kind, size, rank) for rank in ranks] for blocks_of in (blocks_given, blocks_got))
+    given, got = ([blocks_of(kind, size, rank) for rank in ranks] for blocks_of in (input_blocks, result_blocks))
     return np.array(given, np.int64), np.array(got, np.int64)
 
 
-def _expand_cells(schedule: Schedule) -> _Cells:
-    """Return each cell that a row of the schedule reads and writes, row after row."""
-    sslot, row = cells_of(schedule.sslot, schedule.count)
-    dslot, _ = cells_of(schedule.dslot, schedule.count)
-    return _Cells(row, schedule.sbuf[row], sslot, schedule.dbuf[row], dslot)
-
-
 def _follow_blocks(schedule: Schedule, cells: _Cells) -> Ints:
-    """Return the number of the block that each cell moves a part of, -1 for none, row after row."""
+    """Return (cells,) the number of the block that each cell moves a part of; -1 if it moves unwritten memory.
+
+    Args:
+        schedule: The table.
+        cells: The rows of the table, cut into slots.
+
+    Raises:
+        ScheduleError: A row adds a part of one block to a part of another block, so that their sizes cannot differ.
+    """
     s, k = schedule, schedule.slots_per_block
-    base = np.cumsum([0, *s.slots])
-    # Block in each slot of each rank: the inputs at first, then what the phases write.
-    content = np.full((s.size, base[-1]), -1, np.int64)
-    content[:, : base[1]] = np.repeat(_natural_blocks(s.collective, s.size)[0], k, axis=1)
+    base, rank_slots = np.cumsum([0, *s.slots]), sum(s.slots)  # slots before each buffer, and of all three
+    # Number of the block in each slot of each rank. It begins with the inputs; every phase then updates it.
+    content: Ints = np.full((s.size, rank_slots), -1, np.int64)
+    content[:, : s.slots[Buffer.IN]] = np.repeat(_natural_blocks(s.collective, s.size)[Buffer.IN], k, axis=1)
     content = content.reshape(-1)
-    read = s.src[cells.row] * base[-1] + base[cells.sbuf] + cells.sslot
-    write = s.dst[cells.row] * base[-1] + base[cells.dbuf] + cells.dslot
+    read = s.src[cells.row] * rank_slots + base[cells.sbuf] + cells.sslot
+    write = s.dst[cells.row] * rank_slots + base[cells.dbuf] + cells.dslot
     adds = s.op[cells.row] == Op.ADD
     cell_block = np.empty(len(cells.row), np.int64)
     for start, stop in pairwise(np.searchsorted(cells.row, phase_bounds(s)).tolist()):
@@ -153,63 +167,74 @@ def _follow_blocks(schedule: Schedule, cells: _Cells) -> Ints:
 
 
 def _assign_scratch(schedule: Schedule, cells: _Cells, block: Ints) -> tuple[_Cells, tuple[tuple[int, ...], ...]]:
-    """Give each block a place of its own in SCRATCH, except in IN and in its final place in OUT.
+    """Give each block in transit through a rank a place of its own in the SCRATCH of that rank.
 
     Places are numbered in the order in which they are first written: blocks that travel together stay neighbours.
+
+    Args:
+        schedule: The table.
+        cells: The rows of the table, cut into slots.
+        block: (cells,) Number of the block that each cell moves a part of.
+
+    Returns:
+        The cells with their new buffers and slots, and `UnevenSchedule.held`.
     """
-    s, k = schedule, schedule.slots_per_block
-    slots, blocks = max(s.slots), s.size * s.size
-
-    def key(rank: NDArray[np.int32], buffer: NDArray[np.uint8], slot: Ints) -> Ints:
-        """Return one number for each rank, buffer, place in it and block."""
-        # Digits of a number in a mixed base: rank, buffer, place in the buffer, block.
-        return ((rank.astype(np.int64) * 3 + buffer) * (slots // k) + slot // k) * blocks + block
-
-    stays = _natural_blocks(s.collective, s.size)[1]
-
-    def passing(rank: NDArray[np.int32], buffer: NDArray[np.uint8], slot: Ints) -> NDArray[np.bool_]:
-        """Return the cells whose block is on this rank in between only: in SCRATCH, or in OUT but of another rank."""
-        in_out = np.where(buffer == Buffer.OUT, slot // k, 0)
-        passes: NDArray[np.bool_] = (buffer == Buffer.SCRATCH) | (
-            (buffer == Buffer.OUT) & (stays[rank, in_out] != block)
-        )
-        return passes
-
-    src, dst = s.src[cells.row], s.dst[cells.row]
-    written, read = passing(dst, cells.dbuf, cells.dslot), passing(src, cells.sbuf, cells.sslot)
-    write_key, read_key = key(dst, cells.dbuf, cells.dslot), key(src, cells.sbuf, cells.sslot)
-    keys, first = np.unique(write_key[written], return_index=True)
-    owner = dst[written][first]
-    order = np.lexsort((first, owner))
-    begins = np.searchsorted(owner[order], np.arange(s.size + 1))
-    position = np.empty(len(keys), np.int64)
+    dst, k = schedule.dst[cells.row], schedule.slots_per_block
+    read_key = _transit_keys(schedule, schedule.src[cells.row], cells.sbuf, cells.sslot, block)
+    write_key = _transit_keys(schedule, dst, cells.dbuf, cells.dslot, block)
+    keys, first = np.unique(write_key, return_index=True)  # `first`: index of the first cell that writes this key
+    keys, first = keys[keys >= 0], first[keys >= 0]
+    owner = dst[first]  # rank of each key
+    order = np.lexsort((first, owner))  # keys by rank, then by first write
+    begins = np.searchsorted(owner[order], np.arange(schedule.size + 1))  # where each rank's keys begin in `order`
+    position = np.empty(len(keys), np.int64)  # block of SCRATCH that each key gets, on its rank
     position[order] = np.arange(len(keys)) - begins[owner[order]]
-    scratch_blocks = (keys % blocks)[order]
 
-    def new_slots(lookup: Ints, mask: NDArray[np.bool_], slot: Ints) -> Ints:
-        """Return the slots of `mask` in their new places in SCRATCH, the others as they are."""
-        target = slot.copy()
-        target[mask] = position[np.searchsorted(keys, lookup[mask])] * k + slot[mask] % k
-        return target
+    def move(key: Ints, buffer: NDArray[np.uint8], slot: Ints) -> tuple[NDArray[np.uint8], Ints]:
+        """Return new buffers and slots: those in SCRATCH for cells with a key; unchanged ones for key -1."""
+        moves, new_slot = key >= 0, slot.copy()
+        new_slot[moves] = position[np.searchsorted(keys, key[moves])] * k + slot[moves] % k
+        return np.where(moves, np.uint8(Buffer.SCRATCH), buffer), new_slot
 
-    scratch = np.uint8(Buffer.SCRATCH)
-    new_cells = _Cells(
-        cells.row,
-        np.where(read, scratch, cells.sbuf),
-        new_slots(read_key, read, cells.sslot),
-        np.where(written, scratch, cells.dbuf),
-        new_slots(write_key, written, cells.dslot),
-    )
-    return new_cells, tuple(tuple(scratch_blocks[start:stop].tolist()) for start, stop in pairwise(begins.tolist()))
+    read, written = move(read_key, cells.sbuf, cells.sslot), move(write_key, cells.dbuf, cells.dslot)
+    scratch_blocks = block[first[order]].tolist()
+    held = tuple(tuple(scratch_blocks[start:stop]) for start, stop in pairwise(begins.tolist()))
+    return _Cells(cells.row, *read, *written), held
+
+
+def _transit_keys(
+    schedule: Schedule, rank: NDArray[np.int32], buffer: NDArray[np.uint8], slot: Ints, block: Ints
+) -> Ints:
+    """Return (cells,) a number for each combination of rank, place and block in transit; -1 for other cells.
+
+    A block is not in transit in IN, and in the place of OUT that the collective defines for it.
+
+    Args:
+        schedule: The table.
+        rank: (cells,) Rank of each cell.
+        buffer: (cells,) Buffer of each cell.
+        slot: (cells,) Slot of each cell in that buffer.
+        block: (cells,) Number of the block that each cell moves a part of.
+    """
+    k, final_blocks = schedule.slots_per_block, _natural_blocks(schedule.collective, schedule.size)[Buffer.OUT]
+    place, is_out = slot // k, buffer == Buffer.OUT
+    is_final = is_out & (final_blocks[rank, np.where(is_out, place, 0)] == block)
+    # Digits of a number in a mixed base: rank, buffer, place in the buffer, block.
+    places, blocks = max(schedule.slots) // k, schedule.size**2
+    key = ((rank.astype(np.int64) * len(Buffer) + buffer) * places + place) * blocks + block
+    return np.where((buffer == Buffer.IN) | is_final, -1, key)
 
 
 def _join_cells(schedule: Schedule, cells: _Cells, held: tuple[tuple[int, ...], ...]) -> UnevenSchedule:
-    """Join cells to rows again, where they are neighbours at both ends."""
-    # Whether a cell goes on where the one before ends: same row and buffers, next slots.
-    again = np.ones(max(len(cells.row) - 1, 0), np.bool_)
-    for column, step in ((cells.row, 0), (cells.sbuf, 0), (cells.dbuf, 0), (cells.sslot, 1), (cells.dslot, 1)):
-        again &= np.diff(column.astype(np.int64)) == step
-    first = np.flatnonzero(np.append(True, ~again)) if len(cells.row) else np.zeros(0, np.intp)
+    """Return the table of these cells, where adjacent cells of one old row become one new row.
+
+    Args:
+        schedule: The table that the cells come from.
+        cells: The rows of that table, cut into slots, with new buffers and slots.
+        held: See `UnevenSchedule.held`.
+    """
+    first = adjacent_runs(cells.sslot, cells.dslot, same=(cells.row, cells.sbuf, cells.dbuf))
+    # The columns of the old rows, except places and lengths.
     columns = {name: getattr(schedule, name)[cells.row[first]] for name in COLUMNS}
     columns |= {"sbuf": cells.sbuf[first], "dbuf": cells.dbuf[first]}
     columns |= {"sslot": cells.sslot[first].astype(np.int32), "dslot": cells.dslot[first].astype(np.int32)}

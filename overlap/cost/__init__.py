@@ -15,28 +15,6 @@
 `parameters`  overheads and efficiencies of the machine's file
 ============  ==========================================================================================
 
-Beside the walk: `geometry` and `symmetry` of groups (a few ranks represent all in a price), and `measurements`
-(published rows).
+The other files: `geometry` and `symmetry` of groups (a few ranks represent all in a price), `measurements` (published
+rows), and `remembered` (a cache).
 """
-
-from __future__ import annotations
-
-from .clocks import Cost, CostBreakdown, Resolution, cost
-from .parameters import IDEAL, CostParameters, parameters
-from .placed import Placed, on
-from .rounds import Round, Rounds, rounds
-
-__all__ = [
-    "IDEAL",
-    "Cost",
-    "CostBreakdown",
-    "CostParameters",
-    "Placed",
-    "Resolution",
-    "Round",
-    "Rounds",
-    "cost",
-    "on",
-    "parameters",
-    "rounds",
-]

@@ -16,9 +16,9 @@ from .flat import PlanRequest, flat_options
 from .geometry import Geometry
 from .levels import block_exits
 from .option import AlgorithmOption, Flat, Rejected
-from .parameters import CostParameters, parameters
-from .placed import Placed, on
-from .rounds import Rounds, rounds
+from .parameters import CostParameters, cost_parameters
+from .placed import Placed, place_rounds
+from .rounds import Rounds, read_rounds
 from .shortcut import short_cut_options
 
 
@@ -34,10 +34,17 @@ def list_options(
     exact: bool,
     plain: bool = False,
 ) -> tuple[list[AlgorithmOption], list[Rejected]]:
-    """Place every algorithm of a collective on a group, or only the named one. For the arguments see `plan`.
+    """Place every algorithm of a collective on a group, or only the algorithm that is named.
+
+    Arguments: see `select.plan`. With `plain`, which needs an `algorithm`, that algorithm gets its default options,
+    even if they do not fit the wires of the group.
 
     Returns:
-        The options that apply, and the reason against each other algorithm.
+        The options that apply, and a `Rejected` with the reason for each algorithm that does not.
+
+    Raises:
+        UsageError: The root is no rank of the group.
+        TopologyError: The group is illegal on the machine.
     """
     cluster.check_group(ranks, warn=False)
     size = len(ranks)
@@ -57,7 +64,7 @@ def list_options(
     if plain:
         assert algorithm is not None, "the plain form is that of a named algorithm"
         make = partial(generate, op, algorithm, size, root=request.root, pairs=pairs)
-        return [Flat(algorithm, "", on(placement, rounds(make()), parameters=figures), make)], []
+        return [Flat(algorithm, "", place_rounds(placement, read_rounds(make()), parameters=figures), make)], []
     groups: list[tuple[Sequence[AlgorithmOption], list[Rejected]]] = [
         flat_options(request, placement, figures),
         rooted_options(request, placement, figures),
@@ -68,14 +75,19 @@ def list_options(
     if cluster.machine.fabric is not None and cluster.machine.fabric.levels:
         for option in options:
             option.exits = block_exits(option, cluster, ranks)
-    # Sliced options search for their best number of slices: they come last, when the price to beat is known.
+    # Options that search for their best number of slices are priced last: a known lower price shortens the search.
     options.sort(key=lambda option: option.searches)
     return options, [rejection for _, rejected in groups for rejection in rejected]
 
 
 def group_parameters(geometry: Geometry, *, peer_direct: bool) -> CostParameters:
-    """Return the overheads and efficiencies that the machine's file gives for collectives of a group."""
-    return parameters(
+    """Return the overheads and efficiencies that the machine's file gives for collectives of a group.
+
+    Args:
+        geometry: Machine and ranks of the group.
+        peer_direct: Whether network adapters read device memory themselves.
+    """
+    return cost_parameters(
         geometry.cluster,
         peer_direct=peer_direct,
         ranks_per_process=max(len(node) for node in geometry.nodes),
@@ -86,6 +98,13 @@ def group_parameters(geometry: Geometry, *, peer_direct: bool) -> CostParameters
 
 
 def place_on_cluster(cluster: Cluster, ranks: tuple[int, ...], request: Rounds, *, peer_direct: bool) -> Placed:
-    """Put rounds on a group of a machine, with the overheads of its collectives."""
+    """Return rounds placed on a group of a machine, with the overheads that the machine's file gives.
+
+    Args:
+        cluster: The machine.
+        ranks: World ranks in group order.
+        request: The rounds, over as many ranks.
+        peer_direct: Whether network adapters read device memory themselves.
+    """
     figures = group_parameters(Geometry(cluster=cluster, ranks=ranks), peer_direct=peer_direct)
-    return on(place(cluster, ranks), request, parameters=figures)
+    return place_rounds(place(cluster, ranks), request, parameters=figures)

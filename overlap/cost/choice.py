@@ -1,4 +1,4 @@
-"""Choice of the algorithm that each call of a world becomes, in real and in virtual time."""
+"""Choice of the algorithm for each call of a world, in real and in virtual time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Choices:
-    """Algorithms of the calls of one world.
+    """Chooses the algorithm of each call of one world, and remembers the choices.
 
     Args:
         cluster: The machine.
@@ -44,15 +44,15 @@ class Choices:
         self._best: dict[tuple[object, ...], str] = {}
 
     def plan(self, call: Call, members: tuple[int, ...], *, like: str = "") -> Plan:
-        """Return the plan of a call for the largest size of its class.
+        """Return the plan of a call, for the largest size of the call's size class (see `select.size_class`).
 
         Args:
             call: Call of the ranks.
             members: World ranks in group order.
-            like: Name of the algorithm of similar groups; "" if there are none.
+            like: Name of the algorithm that similar groups use; "": none is known.
 
         Raises:
-            TopologyError: If the group is illegal on the machine, or no wire joins its ranks.
+            TopologyError: The group is illegal on the machine, or no wire joins its ranks.
         """
         chosen_by = call.kind, size_class(call.nbytes), call.dtype, call.root, call.pairs, call.exact, call.algorithm
         plan_ = self._plans.get((chosen_by, members))
@@ -61,7 +61,23 @@ class Choices:
         return plan_
 
     def _choose_plan(self, chosen_by: tuple[object, ...], call: Call, members: tuple[int, ...], preferred: str) -> Plan:
-        """Return the plan of a call: with the algorithm that settings name, if any, else with the cheapest one."""
+        """Return the plan of a call, with a named algorithm, or with the cheapest one.
+
+        The name is the call's, else that of similar groups (`preferred`), else that of the world's settings. The
+        cheapest algorithm is taken in three cases:
+
+        * None of these names an algorithm.
+        * The collective does not have the algorithm, or `exact` requires the order of ranks and the algorithm reduces
+          in another order.
+        * The algorithm is the short cut and does not apply, or it does not take this number of ranks.
+
+        Args:
+            chosen_by: Key of `_best` for the call: all its values that can change the choice.
+            call: The call.
+            members: World ranks in group order.
+            preferred: Name of the algorithm that similar groups use; "": none is known.
+        """
+        # A barrier is planned as an all-reduce.
         op = "all_reduce" if call.kind is Collective.BARRIER else call.kind.value
         choose = partial(
             plan,
@@ -84,15 +100,20 @@ class Choices:
         except ScheduleError:
             if algorithm == DIRECT or not fits(algorithm, len(members)):
                 return self._cheapest_plan(choose, chosen_by, members)
-        # The algorithm does not fit these wires; its plain form still takes this number of ranks.
-        return choose(algorithm=algorithm, plain=True)
+            # The algorithm does not fit these wires; its plain form still takes this number of ranks.
+            return choose(algorithm=algorithm, plain=True)
 
     def _cheapest_plan(
         self, choose: Callable[..., Plan], chosen_by: tuple[object, ...], members: tuple[int, ...]
     ) -> Plan:
-        """Return the cheapest plan; groups with equal places on the machine reuse the algorithm of the first one.
+        """Return the cheapest plan. A group placed like an earlier one gets that group's algorithm.
 
-        A full comparison takes ten times as long.
+        A comparison of all algorithms would take ten times as long.
+
+        Args:
+            choose: `plan`, with all arguments but the algorithm and `programs_only`.
+            chosen_by: Key of the call: all its values that can change the choice.
+            members: World ranks in group order.
         """
         choose = partial(choose, programs_only=self._programs_only)
         key = chosen_by, congruence_key(self._cluster, members)

@@ -1,13 +1,14 @@
-"""Clocks of all ranks: when each of them finishes, by max-plus arithmetic on integer ticks.
+"""Clocks of all ranks: the time at which each rank finishes, by max-plus arithmetic on integer ticks.
 
 A rank has two clocks: the arrival of its last message, and the time from which it can start another message. Every
-wire that leaves a rank has a clock: the time from which it is free again. A message starts at the latest of the three;
-it keeps the sender busy for the step's overhead, and the wire for its transfer as well, and arrives a latency later. So
-a rank sends to several others at once if each has a wire of its own. Trees side by side have clocks of their own at
-every rank. Times are integers, so sums are exact, and the same on every machine.
+wire that leaves a rank has a clock: the time from which the wire is free again. A message starts at the latest of the
+three. It keeps its sender busy for the overhead of the step, keeps the wire busy for the overhead and the transfer, and
+arrives a latency later. So a rank sends to several others at once if each has a wire of its own. If the data has parts
+that do not wait for each other (lanes, such as two trees in parallel), every rank has clocks for each lane. Times are
+integers, so sums are exact, and the same on every machine.
 
-The map from the clocks before a round to those after is homogeneous: all clocks later by c, all results later by c. So
-as soon as a repetition moves every clock by the same amount, all further ones do, and need not be computed.
+If all clocks before a round are later by c, then all clocks after the round are later by c. So as soon as a repetition
+of the round moves every clock by the same amount, all further repetitions do, and need not be computed.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from .placed import Placed, PlacedRound
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolution:
-    """Resolution of clocks: ticks in a second, and rounding to them."""
+    """Resolution of clocks: the length of a tick, and how times are rounded to ticks."""
 
     ticks_per_s: int = 10**12  # ticks in a second
-    # "nearest", or "down" as simulators do that cut every message's time to whole ticks.
+    # "nearest"; or "down", like simulators that cut every message's time to whole ticks.
     rounding: Literal["nearest", "down"] = "nearest"
 
     def ticks(self, duration_s: Floats) -> Ints:
@@ -41,31 +42,36 @@ PICOSECONDS = Resolution()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostBreakdown:
-    """Shares of the time of the last rank to finish, along the chain of messages that it waited for."""
+    """Terms of the time of the last rank to finish, along the chain of messages that it waited for, in seconds."""
 
-    waiting_s: float  # until the rank at the start of the chain arrives
-    launch_s: float  # to start the operation
-    start_s: float  # to start steps: descriptors, semaphores, and messages issued one after another
-    latency_s: float  # latency of wires
-    wire_s: float  # bytes on the busiest wire of each step
-    memory_s: float  # copies that take longer than the wires
-    reduction_s: float  # reductions that take longer than wires and copies
+    waiting_s: float = 0.0  # until the rank at the start of the chain arrives
+    launch_s: float = 0.0  # to start the operation
+    start_s: float = 0.0  # to start steps: descriptors, semaphores, and messages issued one after another
+    latency_s: float = 0.0  # latency of wires
+    wire_s: float = 0.0  # bytes on the busiest wire of each step
+    memory_s: float = 0.0  # copies that take longer than the wires
+    reduction_s: float = 0.0  # reductions that take longer than wires and copies
+
+    @property
+    def total_s(self) -> float:
+        """Sum of the terms."""
+        return float(sum(getattr(self, share) for share in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cost:
-    """Cost of a collective: when each rank has finished, and where that time went."""
+    """Cost of a collective: when each rank finishes, and the terms of the last rank's time."""
 
-    finish_s: Floats  # (size,) time at which each rank is done, on the clock of the arrivals
-    breakdown: CostBreakdown | None = None  # breakdown for the rank that finishes last; None without `explain`
+    finish_s: Floats  # (size,) time at which each rank finishes, on the same clock as the arrivals
+    breakdown: CostBreakdown | None = None  # terms of the time of the rank that finishes last; None without `explain`
 
     @property
     def total_s(self) -> float:
-        """Time at which the last rank is done."""
+        """Time at which the last rank finishes."""
         return float(self.finish_s.max(initial=0.0))
 
 
-# Columns of clocks: their time, and the terms of a `CostBreakdown` that the time consists of, in their order.
+# Columns of a clock with terms: the time, then the terms that add up to it, in the order of `CostBreakdown`.
 _TIME, _WAITING, _LAUNCH, _START, _LATENCY, _WIRE, _MEMORY, _REDUCTION = range(8)
 
 
@@ -82,15 +88,16 @@ def cost(
     Args:
         placed: A schedule on a machine.
         nbytes: Bytes of the whole vector: the larger one of a rank's input and output.
-        arrivals_s: (size,) when each rank issues the collective; all at 0 by default.
+        arrivals_s: (size,) Time at which each rank issues the collective; all at 0 by default.
         resolution: Resolution of the clocks.
         explain: Whether to compute the breakdown.
     """
     size, parameters = placed.placement.size, placed.parameters
-    # One clock for each rank and lane, in ticks.
+    # One clock for each rank of each lane, in ticks; lane after lane.
     arrivals = np.tile(resolution.ticks(np.zeros(size) if arrivals_s is None else arrivals_s), placed.lanes)
     launch = int(resolution.ticks(np.array(parameters.launch_s)))
-    clocks = _Clocks.begin(arrivals, launch, placed.ports, explain=explain)
+    clocks = _Clocks.begin(arrivals, launch, placed.first_wire_count, explain=explain)
+    # Each step begins with the clocks that the step before has left.
     for placed_round, times, hidden in placed.runs():
         step = _TimedStep(
             placed_round, placed, nbytes / placed.rounds.slots, resolution, hidden=hidden, explain=explain
@@ -106,27 +113,30 @@ def cost(
 
 
 class _TimedStep:
-    """A step whose durations are known: a placed round, for one number of bytes, in ticks.
+    """A placed round with its durations for one number of bytes, in ticks.
 
-    A message keeps its sender for `start` before its bytes move, and then its wire; it arrives `latency` later.
+    A message keeps its sender busy for `start` before its bytes move, and its sender and wire for `busy` in all. The
+    message arrives `latency` after that.
 
     Attributes:
-        src, dst, port: (messages,) Clocks of the sender, of the receiver, and of the wire by which it leaves.
-        by_src, by_dst, by_port: Messages grouped by these clocks.
-        start: (messages,) Delay before its bytes move.
-        busy: Time for which each message keeps its sender, as a clock: `start`, and the bytes on the wire, in memory
-            and in the reducer, of which the longest counts, as they overlap.
+        src, dst, first_wire: (messages,) Numbers of the clocks of the sender, of the receiver, and of the wire by which
+            the message leaves.
+        by_src, by_dst, by_first_wire: Messages grouped by these clocks.
+        start: (messages,) Delay before the bytes of the message move.
+        busy: (messages,) or (messages, columns) `start`, plus the longest of three times of the bytes, which overlap:
+            on the wire, in memory, in the reducer. With columns: the time and its terms, as in a clock.
         latency: (messages,) Time from the end of the transfer to the arrival.
-        serial: (messages,) Reduction after the arrival, where it cannot overlap; None if no message has one.
-        local: (clocks,) Work of each rank before its first message; None: no rank has any.
-        unawaited: (clocks,) Copies of each rank that no message waits for; None: no rank has any.
+        serial: (messages,) Time of the reduction after the arrival, where it cannot overlap; None: it overlaps, or
+            nothing is reduced.
+        local: (clocks,) Time of each rank's work before its first message; None: no rank has any.
+        unawaited: (clocks,) Time of each rank's copies that no message waits for; None: no rank has any.
 
     Args:
         placed_round: The round, on the wires of a cluster.
-        placed: Its schedule.
+        placed: The schedule of the round.
         slot_bytes: Bytes of a slot.
         resolution: Length of a tick.
-        hidden: Whether the next step hides its delays, as in a ring that passes sums on in pieces.
+        hidden: Whether the next step hides the delays of this step, as in a ring that passes sums on in pieces.
         explain: Whether to compute terms as well.
     """
 
@@ -141,12 +151,13 @@ class _TimedStep:
         explain: bool,
     ) -> None:
         parameters, tick = placed.parameters, resolution.ticks
-        self.src, self.dst, self.port = placed_round.src, placed_round.dst, placed_round.port
-        self.by_src, self.by_dst, self.by_port = placed_round.by_src, placed_round.by_dst, placed_round.by_port
+        self.src, self.dst, self.first_wire = placed_round.src, placed_round.dst, placed_round.first_wire
+        self.by_src, self.by_dst = placed_round.by_src, placed_round.by_dst
+        self.by_first_wire = placed_round.by_first_wire
         start_s, latency_s = placed_round.delays_s(slot_bytes, parameters.chunk_pieces if hidden else 1)
         self.start, self.latency = tick(start_s), tick(latency_s)
         wire = tick(placed_round.wire_s(slot_bytes))
-        copying, in_memory, reducing = tick(placed_round.of_bytes * slot_bytes)
+        copying, in_memory, reducing = tick(placed_round.byte_times_s * slot_bytes)
         waits_for_reducer = not (parameters.reduction_overlaps or hidden) and bool(reducing.any())
         self.serial = reducing if waits_for_reducer else None
         transfer = np.maximum(wire, in_memory)
@@ -162,24 +173,33 @@ class _TimedStep:
 
 
 def _for_all_lanes(duration: Ints, lanes: int) -> Ints | None:
+    """Return durations by rank, repeated for each lane; None if all are 0."""
     return np.tile(duration, lanes) if duration.any() else None
 
 
 def _time(clocks: Ints) -> Ints:
+    """Return the times of clocks. Clocks are an array of times, or of rows with a time and its terms."""
     return clocks if clocks.ndim == 1 else clocks[:, _TIME]
 
 
 def _later(clocks: Ints, others: Ints) -> Ints:
-    """Return, of each clock and another one, the later; the first of equal ones."""
+    """Return the later clock of each pair, with its terms if clocks have terms; of equal clocks, that of `clocks`."""
     return np.maximum(clocks, others) if clocks.ndim == 1 else _choose(_time(others) > _time(clocks), others, clocks)
 
 
 def _choose(condition: NDArray[np.bool_], clocks: Ints, others: Ints) -> Ints:
+    """Return `clocks` where `condition` holds, else `others`, with terms if clocks have terms."""
     return np.where(condition if clocks.ndim == 1 else condition[:, None], clocks, others)
 
 
 def _add(clocks: Ints, duration: Ints, term: int) -> Ints:
-    """Return clocks that are later by durations, which count as a term."""
+    """Return clocks moved on by durations, which are added to one of their terms as well.
+
+    Args:
+        clocks: Times, or rows of a time and its terms.
+        duration: Ticks by which to move each clock.
+        term: Column of the term; unused if clocks have no terms.
+    """
     if clocks.ndim == 1:
         return clocks + duration
     moved = clocks.copy()
@@ -190,74 +210,88 @@ def _add(clocks: Ints, duration: Ints, term: int) -> Ints:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Clocks:
-    """The clocks of every rank and lane, and of every wire that leaves a rank.
+    """The clocks of every rank of every lane, and of every wire that leaves a rank.
 
-    A clock is its time in ticks; or, to explain a cost, a row with the time and its terms.
+    A clock is a time in ticks; or, to explain a cost, a row with the time and its terms.
     """
 
-    ready: Ints  # by rank: time at which all messages to it have arrived
-    free: Ints  # by rank: time at which it has started its last message
-    left: Ints  # by rank: time at which its last message has left and its copies next to messages have ended
-    port: Ints  # by wire: time at which the last message on it has left
+    ready: Ints  # by rank: all messages to the rank have arrived
+    free: Ints  # by rank: the rank has started its last message, and can start another one
+    left: Ints  # by rank: its last message has left, and its copies in parallel with messages have ended
+    wire: Ints  # by wire: the last message on the wire has left, so that the wire is free
 
     @classmethod
-    def begin(cls, arrivals: Ints, launch: int, ports: int, *, explain: bool) -> _Clocks:
+    def begin(cls, arrivals: Ints, launch: int, wires: int, *, explain: bool) -> _Clocks:
         """Return the clocks at the start of the first step.
 
         Args:
             arrivals: (ranks,) When each rank arrives, in ticks.
             launch: Ticks from the arrival of a rank to its first step.
-            ports: Number of wires that leave ranks.
+            wires: Number of wires that leave ranks.
             explain: Whether terms are computed as well.
         """
         if not explain:
             begin = arrivals + launch
-            return cls(begin, begin, begin, np.zeros(ports, np.int64))
+            return cls(begin, begin, begin, np.zeros(wires, np.int64))
         columns = 1 + len(CostBreakdown.__slots__)
         begin = np.zeros((len(arrivals), columns), np.int64)
         begin[:, _TIME], begin[:, _WAITING], begin[:, _LAUNCH] = arrivals + launch, arrivals, launch
-        return cls(begin, begin, begin, np.zeros((ports, columns), np.int64))
+        return cls(begin, begin, begin, np.zeros((wires, columns), np.int64))
 
     def repeat_step(self, step: _TimedStep, repeat: int) -> _Clocks:
         """Return the clocks after `repeat` equal steps; once all clocks move equally, the rest is computed at once."""
         clocks = self
         for done in range(1, repeat + 1):
             before, clocks = clocks, clocks._run_step(step)
-            # Looking for the steady state costs about a step, so it is done after 1, 2, 4, 8, ... of them.
+            # To look for the steady state takes as long as a step, so look after 1, 2, 4, 8, ... steps only:
+            # `done` is a power of two if `done & (done - 1)` is 0.
             if done < repeat and not done & (done - 1) and clocks._has_moved_equally(before, step):
                 return clocks._extrapolate(before, repeat - done)
         return clocks
 
     def _has_moved_equally(self, before: _Clocks, step: _TimedStep) -> bool:
-        """Return whether all clocks have moved by the same time since `before`, which all further steps then repeat."""
+        """Return whether all clocks have moved by the same time since `before`; then all further steps do so too."""
         pairs = ((self.ready, before.ready), (self.free, before.free), (self.left, before.left))
-        ports = (_time(self.port) - _time(before.port))[step.port]
-        moved = [*(_time(now) - _time(then) for now, then in pairs), ports]
-        return all(bool((each == moved[0][0]).all()) for each in moved)
+        # Clocks of wires that the step does not use never move, and do not count.
+        wires = (_time(self.wire) - _time(before.wire))[step.first_wire]
+        moved = [*(_time(now) - _time(then) for now, then in pairs), wires]
+        return all(bool((moves == moved[0][0]).all()) for moves in moved)  # as that of the first rank
 
     def _extrapolate(self, before: _Clocks, times: int) -> _Clocks:
-        """Return the clocks after `times` more steps, each of which moves them as much as since `before`."""
+        """Return the clocks after `times` more steps, if each step moves them by their difference to `before`."""
         pairs = ((getattr(self, name), getattr(before, name)) for name in _Clocks.__slots__)
         return _Clocks(*(now + times * (now - then) for now, then in pairs))
 
     def _run_step(self, step: _TimedStep) -> _Clocks:
-        """Return the clocks after a step: a message starts when its sender is ready and free, and its wire is free."""
-        ready, free, left, port = self.ready, self.free, self.left, self.port
-        if step.local is not None:  # it begins when the messages of a rank have arrived and left
+        """Return the clocks after a step: first the work of each rank in its own memory, then the messages."""
+        clocks = self._run_local(step)
+        return clocks._run_messages(step) if len(step.src) else clocks
+
+    def _run_local(self, step: _TimedStep) -> _Clocks:
+        """Return the clocks after the local work of a step. Clocks of ranks without local work stay."""
+        ready, left = self.ready, self.left
+        if step.local is not None:  # a rank's local work begins when its messages have arrived and left
             ready = _add(_choose(step.local > 0, _later(ready, left), ready), step.local, _MEMORY)
-        if step.unawaited is not None:  # no message waits for it: the ranks only finish later
+        if step.unawaited is not None:  # no message waits for these copies: the ranks only finish later
             left = _choose(step.unawaited > 0, _later(left, _add(ready, step.unawaited, _MEMORY)), left)
-        if not len(step.src):
-            return _Clocks(ready, free, left, port)
-        # Of each message: when it starts, has been issued, has left its sender, and arrives.
-        starts = _later(_later(ready, free)[step.src], port[step.port])
+        return _Clocks(ready, self.free, left, self.wire)
+
+    def _run_messages(self, step: _TimedStep) -> _Clocks:
+        """Return the clocks after the messages of a step.
+
+        A message starts when its sender is ready and free and its wire is free.
+        """
+        ready, free, left, wire = self.ready, self.free, self.left, self.wire
+        # (messages,) each: when the message starts, has been issued, has left its sender, and arrives.
+        starts = _later(_later(ready, free)[step.src], wire[step.first_wire])
+        # If clocks have columns of terms, `busy` has the same columns: `+` adds all of them.
         issued, leaves = _add(starts, step.start, _START), starts + step.busy
         arrives = _add(leaves, step.latency, _LATENCY)
         if step.serial is not None:
             arrives = _add(_later(ready[step.dst], arrives), step.serial, _REDUCTION)
-        ready, free, left, port = ready.copy(), free.copy(), left.copy(), port.copy()
+        ready, free, left, wire = ready.copy(), free.copy(), left.copy(), wire.copy()
         ready[step.by_dst.clock] = _later(ready[step.by_dst.clock], step.by_dst.latest(arrives))
         free[step.by_src.clock] = step.by_src.latest(issued)
         left[step.by_src.clock] = _later(left[step.by_src.clock], step.by_src.latest(leaves))
-        port[step.by_port.clock] = step.by_port.latest(leaves)
-        return _Clocks(ready, free, left, port)
+        wire[step.by_first_wire.clock] = step.by_first_wire.latest(leaves)
+        return _Clocks(ready, free, left, wire)

@@ -1,7 +1,7 @@
-"""Compositions on a machine: every pair of algorithms inside nodes and between them, priced phase by phase.
+"""Compositions on a machine: every pair of an algorithm inside nodes and one between them, priced phase by phase.
 
-The phases of a collective are in `collectives.generators.composed.PHASES`, from which its tables are made as
-well. On one level there is no phase between nodes, and all ranks are the root's node.
+The phases of a collective are in `collectives.generators.composed.PHASES`; its tables are made from the same phases. On
+one level there is no phase between nodes, and all ranks count as the root's node.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ..collectives.generators.scattered import SCATTERS, scatter_steps
 from ..collectives.placement import Placement
 from ..collectives.schedule import ROOTED, Schedule
 from ..collectives.slicing import pipeline_phases
-from .flat import WIDE, PlanRequest, expand, fitting_options, scatter_rings, too_wide
+from .flat import WIDE, PlanRequest, expand, fitting_options, is_too_wide, scatter_rings
 from .geometry import Geometry
 from .option import Phased, Rejected
 from .parameters import CostParameters
 from .phase import PricedPhase
-from .placed import Placed, on
+from .placed import Placed, place_rounds
 from .regular import regular_rounds
 from .rounds import Rounds
 from .symmetry import EqualNodes, Representatives
@@ -48,14 +48,20 @@ _ON_ONE_LEVEL = {"broadcast": "scatter_all_gather", "reduce": "reduce_scatter_ga
 def two_level_options(
     request: PlanRequest, placement: Placement, parameters: CostParameters
 ) -> tuple[list[Phased], list[Rejected]]:
-    """Compose every algorithm inside nodes with every one between them.
+    """Return the options of "hierarchical": every algorithm inside nodes with every algorithm between them.
+
+    Args:
+        request: The collective and its group.
+        placement: Where the ranks of the group are.
+        parameters: Overheads and efficiencies.
 
     Returns:
-        All combinations, or why there are none.
+        All combinations, and the reason against the algorithm if it does not apply. Both lists are empty if the request
+        or the collective excludes it.
     """
     if request.collective not in PHASES or not request.considers("hierarchical"):
         return [], []
-    if (why := request.geometry.why_not_by_node) is not None:
+    if (why := request.geometry.why_not_hierarchical) is not None:
         return [], [Rejected(algorithm="hierarchical", why=why)]
     nodes = request.geometry.nodes
     return _Levels(request=request, placement=placement, parameters=parameters, nodes=nodes).options(), []
@@ -64,17 +70,23 @@ def two_level_options(
 def rooted_options(
     request: PlanRequest, placement: Placement, parameters: CostParameters
 ) -> tuple[list[Phased], list[Rejected]]:
-    """Compose, on one level, every way to scatter with every way to gather.
+    """Return the options of a broadcast or reduce on one level: every scatter with every all-gather.
 
-    The table is a little faster than the phases: a rank that has passed a chunk on need not get it again.
+    The table is a little faster than the price: a rank that has passed a chunk on does not get it again.
+
+    Args:
+        request: The collective and its group.
+        placement: Where the ranks of the group are.
+        parameters: Overheads and efficiencies.
 
     Returns:
-        All combinations, or why there are none.
+        All combinations, and the reason against the algorithm if it does not apply. Both lists are empty if the request
+        or the collective excludes it.
     """
     algorithm = _ON_ONE_LEVEL.get(request.collective)
     if algorithm is None or not request.considers(algorithm):
         return [], []
-    if too_wide(request):
+    if is_too_wide(request):
         return [], [Rejected(algorithm=algorithm, why=WIDE)]
     if request.geometry.size < 2:
         return [], [Rejected(algorithm=algorithm, why="a single rank has no other rank to send to")]
@@ -82,17 +94,21 @@ def rooted_options(
     return _Levels(request=request, placement=placement, parameters=parameters, nodes=nodes).options(), []
 
 
-_Names = Mapping[Scope, str]  # names of the algorithms of a combination, by level
+_Names = Mapping[Scope, str]  # by scope: name of the algorithm in a combination
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Levels:
-    """A group of equal nodes, or of one, on a machine."""
+    """Prices the two levels of a group: inside its nodes, and between them. All nodes have equally many ranks.
 
-    request: PlanRequest
-    placement: Placement
+    A group on one level counts as a single node.
+    """
+
+    request: PlanRequest  # the collective and the group
+    placement: Placement  # where the ranks of the group are
     parameters: CostParameters
     nodes: tuple[tuple[int, ...], ...]  # group ranks of each node
+    # Results of `_near_phase`, by its arguments.
     _near: dict[tuple[Phase, bool], dict[str, PricedPhase]] = field(default_factory=dict)
 
     @property
@@ -102,32 +118,32 @@ class _Levels:
 
     @property
     def places(self) -> tuple[tuple[int, ...], ...]:
-        """Group ranks by their place in their node: one tuple for each place, with a rank of every node."""
+        """Group ranks by place in a node: `places[p][n]` is rank p of node n."""
         return tuple(zip(*self.nodes, strict=True))
 
     @property
-    def home(self) -> tuple[int, int]:
-        """Number of the root's node, and the root's place in that node."""
-        return divmod(self.request.root, len(self.nodes[0]))
+    def root_node(self) -> int:
+        """Number of the node of the root."""
+        return self.request.root // len(self.nodes[0])
 
     @cached_property
     def inside_geometry(self) -> Geometry:
-        """Geometry of one node, which represents all."""
+        """Geometry of the first node, which represents all nodes."""
         return self.request.geometry if self.has_one_level else self.request.geometry.part(self.nodes[0])
 
     @cached_property
     def between_geometry(self) -> Geometry:
-        """Geometry of one rank of each node, which represent all."""
+        """Geometry of the first rank of each node; these ranks represent those of other places."""
         return self.request.geometry.part(self.places[0])
 
     @cached_property
     def equal_nodes(self) -> EqualNodes:
-        """Equal nodes of the group, which name the ranks that represent all in a phase."""
-        return EqualNodes.of(self.request.geometry, self.placement, self.home[0])
+        """The nodes of the group; gives the sampled ranks that represent all ranks in a phase."""
+        return EqualNodes.of(self.request.geometry, self.placement, self.root_node)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Phases of the collective in the order of time; on one level without those between nodes."""
+        """Phases of the collective in the order of time; on one level, without phases between nodes."""
         return tuple(
             phase
             for phase in PHASES[self.request.collective]
@@ -143,22 +159,24 @@ class _Levels:
                 self._detail_text(names),
                 parts,
                 self.parameters,
-                partial(self._generate_table, names),
+                partial(self._one_level_table if self.has_one_level else self._two_level_table, names),
                 [name for name in names.values() if name],
             )
             for names, parts in self._combinations()
         ]
 
     def _combinations(self) -> Iterator[tuple[_Names, tuple[PricedPhase, ...]]]:
-        """Yield every combination of algorithms: the names by level, and the priced phases in their order in time."""
-        for inter, middle, folded in self._price_between_phase() if not self.has_one_level else (("", None, False),):
+        """Yield every combination of algorithms: names by scope, and priced phases in the order of time."""
+        # Entries: name, priced phase, and whether one unit represents all units. On one level there is no such phase.
+        between = (("", None, False),) if self.has_one_level else self._price_between_phase()
+        for between_name, between_phase, folded in between:
             near = {phase: self._near_phase(phase, folded) for phase in self.phases if phase.level is not Scope.BETWEEN}
             by_level = {phase.level: tuple(parts) for phase, parts in near.items()}
             levels = [level for level in (Scope.INSIDE, Scope.HOME) if level in by_level]
             for chosen in product(*(by_level[level] for level in levels)):
                 names: dict[Scope, str] = dict(zip(levels, chosen, strict=True))
-                names[Scope.BETWEEN] = inter
-                parts = (near[phase][names[phase.level]] if phase in near else middle for phase in self.phases)
+                names[Scope.BETWEEN] = between_name
+                parts = (near[phase][names[phase.level]] if phase in near else between_phase for phase in self.phases)
                 yield names, tuple(part for part in parts if part is not None)
 
     def _detail_text(self, names: _Names) -> str:
@@ -170,19 +188,18 @@ class _Levels:
     # -- phases on the machine -----------------------------------------------------------------------------------
 
     def _near_phase(self, phase: Phase, folded: bool) -> dict[str, PricedPhase]:
-        """Return a phase inside nodes priced with each algorithm that applies, by name; computed once.
+        """Return a phase inside nodes, priced with each algorithm that applies, by the algorithm's name.
 
         Args:
-            phase: Phase of all nodes, or of the root's.
-            folded: Whether one unit represents all.
+            phase: Phase in scope INSIDE (all nodes) or HOME (the root's node).
+            folded: Whether to price one unit (a node or UltraServer), which represents all units.
         """
         key = phase, folded
         if key in self._near:
             return self._near[key]
-        home, place = self.home
         if phase.level is Scope.HOME:
             names: tuple[str, ...] = SCATTERS
-            groups, root = [self.nodes[home]], place
+            groups, root = [self.nodes[self.root_node]], self.request.root % len(self.nodes[0])
             sample = None if self.has_one_level else self.equal_nodes.root_sample()
         else:
             gathers = _GATHERS_ON_ONE_LEVEL if self.has_one_level else _GATHERS
@@ -193,12 +210,13 @@ class _Levels:
         return self._near[key]
 
     def _price_between_phase(self) -> Iterator[tuple[str, PricedPhase, bool]]:
-        """Price the phase between nodes with each algorithm: ranks at one place of all nodes run it on their share.
+        """Price the phase between nodes with each algorithm. The ranks of one place in all nodes are a group in it.
 
         Yields:
-            An algorithm, the phase, and whether one unit represents all in it.
+            Name of the algorithm; the priced phase; whether one unit (a node or UltraServer) represents all in it.
         """
         phase = next(phase for phase in self.phases if phase.level is Scope.BETWEEN)
+        # In an all-to-all a group works on whole vectors; in other collectives on the share of one rank of a node.
         share = 1.0 if phase.collective == "all_to_all" else 1 / len(self.places)
         ring = self.equal_nodes.ring
         for name in _BETWEEN[phase.collective]:
@@ -207,13 +225,20 @@ class _Levels:
                 yield name, self._price_by_unit(phase, name, alike, share), True
                 continue
             sample = self.equal_nodes.between_sample()
-            geometry, root = self.between_geometry, self.home[0]
+            geometry, root = self.between_geometry, self.root_node
             parts = self._price_algorithms(phase, [name], geometry, self.places, sample, root=root, share=share)
             yield from ((name, part, False) for name, part in parts.items())
 
     def _price_by_unit(self, phase: Phase, algorithm: str, alike: Rounds, share: float) -> PricedPhase:
-        """Price the phase between nodes by one unit, which stands for all units: its messages come back to itself."""
-        unit = self.equal_nodes.unit
+        """Price the phase between nodes by one unit, which represents all: a message to another unit returns to it.
+
+        Args:
+            phase: The phase.
+            algorithm: Name of the algorithm.
+            alike: Rounds of the algorithm for the nodes of one unit, one rank a node.
+            share: Share of the vector that each group works on.
+        """
+        unit = self.equal_nodes.unit_sample
         places = list(zip(*unit.groups, strict=True))
         model = self._place_rounds(unit.placement, alike.copy_to_groups(places, unit.placement.size))
 
@@ -236,7 +261,17 @@ class _Levels:
         root: int,
         share: float = 1.0,
     ) -> dict[str, PricedPhase]:
-        """Return a phase, which all groups run at the same time, priced with each algorithm that applies, by name."""
+        """Return a phase, priced with each algorithm that applies, by the algorithm's name.
+
+        Args:
+            phase: The phase. Several groups of ranks run it at the same time.
+            algorithms: Names of algorithms.
+            geometry: Geometry of one group, which represents all.
+            groups: Ranks of each group that runs the phase, as group ranks of the collective.
+            sample: The ranks to price, which represent all; None: all ranks.
+            root: Position of the root in its group; ignored in collectives without a root.
+            share: Share of the vector that each group works on.
+        """
         parts = {}
         root_of = root if phase.collective in ROOTED else 0
         request = PlanRequest(collective=phase.collective, geometry=geometry, root=root_of)
@@ -251,7 +286,14 @@ class _Levels:
     def _price_rounds(
         self, rounds: Rounds, groups: Sequence[Sequence[int]], sample: Representatives | None, share: float
     ) -> PricedPhase:
-        """Return the priced phase of groups that all run `rounds`; with a `sample` only its ranks are priced."""
+        """Return the priced phase of groups that all run the same rounds.
+
+        Args:
+            rounds: Rounds of one group.
+            groups: Ranks of each group that runs them, as group ranks of the collective.
+            sample: The ranks to price, which represent all; None: all ranks.
+            share: Share of the vector that each group works on.
+        """
 
         def place_all() -> Placed:
             return self._place_rounds(self.placement, rounds.copy_to_groups(groups, self.request.geometry.size))
@@ -262,20 +304,17 @@ class _Levels:
         return PricedPhase(place_all, share, model=self._place_rounds(sample.placement, sample_rounds))
 
     def _place_rounds(self, placement: Placement, rounds: Rounds) -> Placed:
-        return on(placement, rounds, parameters=self._figures)
+        return place_rounds(placement, rounds, parameters=self._phase_parameters)
 
     @cached_property
-    def _figures(self) -> CostParameters:
-        """Figures of a phase: the launch counts for the collective as a whole."""
+    def _phase_parameters(self) -> CostParameters:
+        """Cost parameters of one phase: without the launch time, which is added once for the whole collective."""
         return replace(self.parameters, launch_s=0.0)
 
     # -- tables --------------------------------------------------------------------------------------------------
 
-    def _generate_table(self, names: _Names, slices: int) -> Schedule:
-        return self._one_level_table(names, slices) if self.has_one_level else self._two_level_table(names, slices)
-
     def _one_level_table(self, names: _Names, slices: int) -> Schedule:
-        """Generate the table inside one node: a scatter and a gather, pipelined over slices."""
+        """Return the table on one level, a scatter and an all-gather, with the data in `slices` that are pipelined."""
         collective, size, root = self.request.collective, self.inside_geometry.size, self.request.root
         gather, scatter = names[Scope.INSIDE], names[Scope.HOME]
         rings = scatter_rings(scatter, self.inside_geometry)
@@ -287,10 +326,10 @@ class _Levels:
         return pipeline_phases(whole, phase_starts(collective, steps), slices)
 
     def _two_level_table(self, names: _Names, slices: int) -> Schedule:
-        """Generate the hierarchical table: the algorithms get the rings and options that fit the machine."""
+        """Return the table of "hierarchical" with the algorithms in `names`, in `slices`, fitted to the machine."""
         collective, inter = self.request.collective, names[Scope.BETWEEN]
         intra, scatter = names.get(Scope.INSIDE, names.get(Scope.HOME, "")), names.get(Scope.HOME)
-        # Only patterns in which every rank owns a chunk take options that fit them to the machine.
+        # Only patterns in which every rank owns a chunk have options that fit them to the machine (`fitting_options`).
         takes_options = Scope.INSIDE in names and collective != "all_to_all"
         near = fitting_options(intra, self.inside_geometry)[1] if takes_options else {}
         if Scope.INSIDE not in names and intra == "multi_ring":

@@ -1,4 +1,4 @@
-"""Algorithms that a group can run as one schedule over all its ranks, and the reasons against the others."""
+"""One-level options: algorithms that a group can run as one schedule over all its ranks, and reasons against others."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from ..collectives.schedule import IN_RANK_ORDER, ROOTED, Schedule
 from .geometry import Geometry
 from .option import AlgorithmOption, Flat, Rejected
 from .parameters import CostParameters
-from .placed import Placed, on
+from .placed import Placed, place_rounds
 from .regular import ring_rounds
-from .rounds import Rounds, rounds
+from .rounds import Rounds, read_rounds
 
 ELSEWHERE = ("hierarchical", "scatter_all_gather", "reduce_scatter_gather")
 """Algorithms that are costed phase by phase."""
 
-# Beyond this many ranks tables of p * p messages are neither generated nor costed where others exist.
+# Beyond this many ranks, an algorithm with p * p messages is not considered if the collective has other ones.
 _MOST_DIRECT = 512
 _DIRECT = ("mesh", "one_shot", "bruck", "rdh", "recursive_doubling")
-# Beyond this many ranks of equal nodes, one-level algorithms are not considered except the direct exchange: it alone
-# sends less than two-level algorithms.
+# Beyond this many ranks on equal nodes, only two-level algorithms are considered.
 _MOST_LEVEL = 1024
 
 
@@ -43,7 +42,11 @@ class PlanRequest:
     exact: bool = False  # whether to consider only algorithms that reduce in the order of ranks
 
     def considers(self, algorithm: str) -> bool:
-        """Return whether the request allows an algorithm: any, unless it names one."""
+        """Return whether the request allows an algorithm.
+
+        A request that names an algorithm allows this one only. Otherwise it allows all, except that "rank_order" and
+        "rank_chain" need `exact`. With `exact`, only algorithms that reduce in the order of ranks are allowed.
+        """
         if self.exact and algorithm not in IN_RANK_ORDER:
             return False
         return self.algorithm == algorithm or (self.algorithm is None and (self.exact or algorithm not in _FOR_ORDER))
@@ -51,62 +54,78 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expansion:
-    """An algorithm fitted to a group: its detail in words, its rounds, and a function that makes its table."""
+    """An algorithm fitted to a group."""
 
-    detail: str  # difference from the same algorithm on other groups; may be empty
-    rounds: Rounds  # messages of the algorithm
-    make: Callable[..., Schedule]  # generates its table; takes further options of the algorithm
+    detail: str  # how it is fitted to the group, in words, such as "4 rings"; may be empty
+    rounds: Rounds  # messages and work of the algorithm
+    make: Callable[..., Schedule]  # generates the table; takes further options of the algorithm
 
 
 def flat_options(
     request: PlanRequest, placement: Placement, parameters: CostParameters
 ) -> tuple[list[AlgorithmOption], list[Rejected]]:
-    """Fit every algorithm of a collective to a group.
+    """Return the priced one-level candidates for a collective on a group, and the algorithms that do not apply.
+
+    Args:
+        request: The collective and its group.
+        placement: Where the ranks of the group are.
+        parameters: Overheads and efficiencies.
 
     Returns:
-        Options that apply, and the reasons of the other algorithms.
+        Options that apply, and the reasons against the other algorithms. Algorithms that the request does not allow are
+        in neither list.
     """
     options: list[AlgorithmOption] = []
     rejected: list[Rejected] = []
     for algorithm in GENERATORS[request.collective]:
         if algorithm in ELSEWHERE or not request.considers(algorithm):
             continue
-        if too_wide(request):
+        if is_too_wide(request):
             rejected.append(Rejected(algorithm=algorithm, why=WIDE))
             continue
         expansion = expand(request, algorithm, slices=1)
         if isinstance(expansion, Rejected):
             rejected.append(expansion)
         else:
-            options.append(_place_option(algorithm, expansion, placement, parameters))
+            options.append(_make_flat_option(algorithm, expansion, placement, parameters))
     return options, rejected
 
 
-def too_wide(request: PlanRequest) -> bool:
-    """Return whether a group is so large that only two-level algorithms are considered, and has two levels."""
+def is_too_wide(request: PlanRequest) -> bool:
+    """Return whether a group is too large for one-level algorithms: it has two levels, and more than 1,024 ranks.
+
+    A request that names an algorithm, or asks for the order of ranks, has no such limit.
+    """
     g = request.geometry
     named = request.algorithm is not None or request.exact
-    return not named and request.collective in PHASES and g.size > _MOST_LEVEL and g.why_not_by_node is None
+    return not named and request.collective in PHASES and g.size > _MOST_LEVEL and g.why_not_hierarchical is None
 
 
 WIDE = f"beyond {_MOST_LEVEL} ranks only two-level algorithms are considered"
 """Reason against one-level algorithms on large groups."""
 
 
-def _place_option(
+def _make_flat_option(
     algorithm: str, expansion: Expansion, placement: Placement, parameters: CostParameters
 ) -> AlgorithmOption:
-    """Place an algorithm's rounds on the machine, and return its option, sliced where the algorithm can be."""
-    whole = on(placement, expansion.rounds, parameters=parameters)
+    """Return the priced option of a one-level algorithm; an algorithm of `SLICED` may cut the data into slices.
+
+    Args:
+        algorithm: Name of the algorithm.
+        expansion: The algorithm fitted to the group.
+        placement: Where the ranks of the group are.
+        parameters: Overheads and efficiencies.
+    """
+    whole = place_rounds(placement, expansion.rounds, parameters=parameters)
 
     def sliced(slices: int) -> Placed:
-        return on(placement, rounds(expansion.make(slices=slices)), parameters=parameters)
+        return place_rounds(placement, read_rounds(expansion.make(slices=slices)), parameters=parameters)
 
     return Flat(algorithm, expansion.detail, whole, expansion.make, sliced=sliced if algorithm in SLICED else None)
 
 
 def expand(request: PlanRequest, algorithm: str, *, slices: int | None = None) -> Expansion | Rejected:
-    """Return the rounds of one algorithm for a group, or why it does not apply.
+    """Return an algorithm fitted to a group, or the reason why it does not apply.
 
     Args:
         request: The collective and its group.
@@ -117,6 +136,7 @@ def expand(request: PlanRequest, algorithm: str, *, slices: int | None = None) -
     why = why_not(algorithm, g)
     if why is None and collective in READINGS and algorithm in _DIRECT and g.size > _MOST_DIRECT:
         why = f"its table grows with the square of {g.size} ranks"
+    # A chain, and a ring from a root, pass data from rank to rank.
     one_by_one = algorithm == "chain" or (algorithm == "multi_ring" and collective not in READINGS)
     if one_by_one and g.size > _MOST_DIRECT:
         why = f"it has as many steps as there are ranks, {g.size}"
@@ -130,12 +150,12 @@ def expand(request: PlanRequest, algorithm: str, *, slices: int | None = None) -
     if collective in READINGS and algorithm in ("ring", "multi_ring") and g.size > 1:
         messages = ring_rounds(collective, [g.ring_order] if algorithm == "ring" else g.rings)
     else:
-        messages = rounds(make(slices=slices) if algorithm in SLICED and slices else make())
+        messages = read_rounds(make(slices=slices) if algorithm in SLICED and slices else make())
     return Expansion(detail=detail, rounds=messages, make=make)
 
 
 def why_not(algorithm: str, g: Geometry) -> str | None:
-    """Return why an algorithm does not apply to a group, None if it does."""
+    """Return why an algorithm does not apply to a group, as text; None if it applies."""
     if (lacks := misfit(algorithm, g.size)) is not None:
         return f"it {lacks}"
     if algorithm == "multi_ring" and not g.rings:
@@ -169,7 +189,10 @@ def _why_no_torus(algorithm: str, g: Geometry) -> str | None:
 
 
 def fitting_options(algorithm: str, g: Geometry) -> tuple[str, Mapping[str, object]]:
-    """Return the detail that distinguishes an algorithm on a group, and the options that fit it to the machine."""
+    """Return how an algorithm is fitted to a group: in words, such as "4 rings", and as options of its generator.
+
+    Both are empty for an algorithm that has nothing to fit.
+    """
     if algorithm == "ring":
         return "", {"order": g.ring_order}
     if algorithm == "multi_ring":
@@ -177,21 +200,24 @@ def fitting_options(algorithm: str, g: Geometry) -> tuple[str, Mapping[str, obje
     if algorithm == "rdh" and g.why_no_cube is None:
         return f"over {len(g.devices)} devices as a cube", {"devices": g.devices}
     if algorithm == "kangaring":
-        orders = _pair_orders(g)
+        orders = _rings_of_pairs(g)
         return _rings_text(len(orders)), {"couples": g.pairs(), "orders": orders}
     grid = g.grid() if algorithm in ("swing", "bucket") else None
     return ("", {}) if grid is None else (f"sides {grid.dims}", {"dims": grid.dims})
 
 
 def scatter_rings(scatter: str, g: Geometry) -> Rings | None:
-    """Return the rings that pass on the parts of a root's data; None if the algorithm `scatter` uses none."""
+    """Return the rings along which the algorithm `scatter` sends a root's data; None if it uses no rings."""
     return g.device_rings if scatter == "multi_ring" else None
 
 
-def _pair_orders(g: Geometry) -> list[list[int]]:
-    """Return the rings of a group as orders of the pairs of ranks on its devices, in each direction."""
-    pair_of = {rank: number for number, pair in enumerate(g.pairs()) for rank in pair}
-    return [list(dict.fromkeys(pair_of[rank] for rank in order)) for order in g.rings]
+def _rings_of_pairs(geometry: Geometry) -> list[list[int]]:
+    """Return each ring of a group, in both directions, as a list of pairs, by their index in `Geometry.pairs`.
+
+    A pair is two ranks of one device.
+    """
+    pair_of = {rank: number for number, pair in enumerate(geometry.pairs()) for rank in pair}
+    return [list(dict.fromkeys(pair_of[rank] for rank in order)) for order in geometry.rings]
 
 
 def _rings_text(count: int) -> str:

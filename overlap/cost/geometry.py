@@ -26,7 +26,7 @@ class Geometry:
 
     @cached_property
     def devices(self) -> tuple[tuple[int, ...], ...]:
-        """Group ranks of each device, devices and ranks ascending as in the world."""
+        """Group ranks of each device; devices, and the ranks of a device, are in the order of world ranks."""
         local, node = self._world_ranks % self.cluster.ranks_per_node, self._world_ranks // self.cluster.ranks_per_node
         return self._group_by(node * self.cluster.devices_per_node + local // self.cluster.ranks_per_device)
 
@@ -37,7 +37,7 @@ class Geometry:
 
     @cached_property
     def units(self) -> tuple[tuple[int, ...], ...]:
-        """Group ranks of each set of devices that only the network joins with others: a node, or an UltraServer."""
+        """Group ranks of each unit: a node or an UltraServer, which only the network joins with others."""
         return self._group_by(self._world_ranks // self.cluster.ranks_per_unit)
 
     @cached_property
@@ -45,15 +45,21 @@ class Geometry:
         return np.asarray(self.ranks, np.int64)
 
     def _group_by(self, key: NDArray[np.int64]) -> tuple[tuple[int, ...], ...]:
-        """Return the group ranks with equal keys together; keys ascend with ranks of the world, as does the result."""
-        # Where the key changes along the ranks of the world in order, a new part begins.
+        """Return the group ranks in parts with equal keys, in the order of world ranks.
+
+        Args:
+            key: (size,) Key of each group rank; must ascend with world ranks.
+        """
         order = np.argsort(self._world_ranks, kind="stable")
         bounds = np.flatnonzero(np.diff(key[order])) + 1
         return tuple(tuple(part.tolist()) for part in np.split(order, bounds))
 
     @cached_property
-    def why_not_by_node(self) -> str | None:
-        """Return why the ranks are not the same local ranks of several nodes, node by node; None if they are."""
+    def why_not_hierarchical(self) -> str | None:
+        """Reason why two-level algorithms do not apply; None if they apply.
+
+        They need several nodes with two or more ranks each, equally many, and group ranks in the order of world ranks.
+        """
         if len(self.nodes) < 2:
             return "all ranks are on one node"
         if len({len(node) for node in self.nodes}) > 1:
@@ -66,7 +72,7 @@ class Geometry:
 
     @cached_property
     def why_no_cube(self) -> str | None:
-        """Reason why devices are no corners of a cube; None if they are."""
+        """Reason why algorithms along the edges of a cube do not apply; None if the devices are corners of a cube."""
         if len(self.units) > 1:
             return "only the network joins its nodes"
         try:
@@ -76,25 +82,26 @@ class Geometry:
         return None
 
     def pairs(self) -> tuple[tuple[int, int], ...]:
-        """Group ranks two by two, each pair on one device; each device has an even number of the group's ranks."""
+        """Return pairs of group ranks of one device. Each device must have an even number of the group's ranks."""
         return tuple((device[i], device[i + 1]) for device in self.devices for i in range(0, len(device), 2))
 
     @cached_property
     def rings(self) -> tuple[tuple[int, ...], ...]:
-        """Disjoint rings of wires, as orders of group ranks, each in both directions where that makes a difference."""
+        """Rings of wires without a common wire, each as a sequence of all group ranks, in both directions."""
         orders = [self._group_indices(ring) for ring in self.cluster.rings(self.ranks)]
+        # For two ranks both directions are the same ring.
         both = [order for ring in orders for order in (ring, ring[::-1])]
         return tuple(both if self.size > 2 else both[:1])
 
     @cached_property
     def device_rings(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """Disjoint rings of wires, as orders of devices."""
+        """The rings of `rings`, each as a sequence of devices; a device is a tuple of group ranks."""
         device_of = {rank: device for device in self.devices for rank in device}
         return tuple(tuple(dict.fromkeys(device_of[rank] for rank in ring)) for ring in self.rings)
 
     @property
     def ring_order(self) -> tuple[int, ...]:
-        """An order of group ranks for one ring, even where no ring of wires exists."""
+        """An order of group ranks for a ring, even if the wires form no ring."""
         return self._group_indices(self.cluster.ring_order(self.ranks))
 
     def _group_indices(self, ranks: Sequence[int]) -> tuple[int, ...]:
@@ -102,10 +109,10 @@ class Geometry:
         return tuple(index_of[rank] for rank in ranks)
 
     def grid(self) -> Grid | None:
-        """Return the sides of a torus that the group fills in order, one rank on each device; None if there is none."""
+        """Return the grid of devices that the group fills, one rank on each device, in order; None if there is none."""
         alone = len(self.devices) == self.size and list(self.ranks) == sorted(self.ranks)
         return self.cluster.grid(self.ranks) if alone else None
 
     def part(self, indices: Sequence[int]) -> Geometry:
-        """Return the geometry of some of the group's ranks."""
+        """Return the geometry of some ranks of the group, given as group ranks; they become 0, 1, ... in this order."""
         return Geometry(cluster=self.cluster, ranks=tuple(self.ranks[index] for index in indices))

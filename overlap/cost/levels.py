@@ -17,21 +17,21 @@ from .placed import PlacedRound
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricLevel:
-    """One level of the switches between nodes."""
+    """One level of the switches between nodes. The level divides the nodes into blocks, such as racks."""
 
     name: str  # name of the level
     ranks: int  # ranks of a block
-    out_bytes_per_s: float  # bandwidth of a block's way out
+    out_bytes_per_s: float  # bandwidth out of a block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """The bytes of an algorithm that leave the blocks of one level, for each byte of the vector."""
+    """The bytes that leave the blocks of one level during an algorithm, for each byte of the vector."""
 
     level: str  # name of the level
     share: float  # bytes out of all blocks together
-    busiest: float  # bytes out of the block that most bytes leave
-    s_per_byte: float  # time on the way out of that block
+    busiest: float  # bytes out of the busiest block
+    s_per_byte: float  # seconds that these bytes take to leave the busiest block
 
 
 def find_crossings(cluster: Cluster, ranks: Sequence[int], parts: Sequence[PricedPhase]) -> tuple[Crossing, ...]:
@@ -57,7 +57,13 @@ def find_crossings(cluster: Cluster, ranks: Sequence[int], parts: Sequence[Price
 
 
 def block_exits(option: AlgorithmOption, cluster: Cluster, ranks: Sequence[int]) -> BlockExits:
-    """Return the waits of an option for the ways out of blocks."""
+    """Return how long an option waits for the bandwidth out of blocks, the largest over all levels.
+
+    Args:
+        option: The option.
+        cluster: The machine.
+        ranks: World ranks in group order.
+    """
     crossed = find_crossings(cluster, ranks, option.parts)
     return BlockExits(
         s_per_byte=max((crossing.s_per_byte for crossing in crossed), default=0.0),
@@ -66,7 +72,13 @@ def block_exits(option: AlgorithmOption, cluster: Cluster, ranks: Sequence[int])
 
 
 def _held_up_s_per_byte(cluster: Cluster, ranks: Sequence[int], parts: Sequence[PricedPhase]) -> float:
-    """Return by how much ways out of blocks delay the steps beyond what wires do, for each byte of the vector."""
+    """Return by how long the bandwidth out of blocks delays steps beyond their wires, for each byte of the vector.
+
+    Args:
+        cluster: The machine.
+        ranks: World ranks in group order.
+        parts: The phases of an algorithm on that group.
+    """
     levels, total_s = list(_level_blocks(cluster, ranks)), 0.0
     for part in parts:
         for placed in part.placed.placed_rounds:
@@ -78,7 +90,7 @@ def _held_up_s_per_byte(cluster: Cluster, ranks: Sequence[int], parts: Sequence[
 
 
 def fabric_levels(cluster: Cluster) -> list[FabricLevel]:
-    """Return the levels of a cluster's fabric, from the nodes upwards; none if its file has none."""
+    """Return the levels of a cluster's fabric, from the nodes upwards; [] if the machine's file has none."""
     fabric, network = cluster.machine.fabric, cluster.machine.network
     if fabric is None or network is None:
         return []
@@ -94,7 +106,7 @@ def fabric_levels(cluster: Cluster) -> list[FabricLevel]:
 
 
 def _level_blocks(cluster: Cluster, ranks: Sequence[int]) -> Iterator[tuple[str, Ints, float]]:
-    """Yield the name of each level, the block of each rank there, and the bytes per second of a block's way out."""
+    """Yield for each level: its name, (ranks,) the block of each rank, and the bytes per second out of a block."""
     for level in fabric_levels(cluster):
         yield level.name, np.asarray(ranks, np.int64) // level.ranks, level.out_bytes_per_s
 
@@ -104,7 +116,13 @@ def _block_count(block: Ints) -> int:
 
 
 def _leaving_bytes(block: Ints, part: PricedPhase, placed: PlacedRound) -> Floats:
-    """Return the bytes that leave each block in a placed round and its repetitions, for each byte of the vector."""
+    """Return (blocks,) the bytes that leave each block in all repetitions of a round, for each byte of the vector.
+
+    Args:
+        block: (ranks,) Number of the block of each rank.
+        part: The phase, for its share of the vector.
+        placed: A round of the phase.
+    """
     src, dst = placed.round.src, placed.round.dst
     across = block[src] != block[dst]
     sent = placed.round.sent[across] * (placed.round.repeat * part.share / part.placed.rounds.slots)

@@ -38,11 +38,10 @@ def _read_measurements(row: dict[str, Any]) -> Iterator[Measurement]:
     scale, beyond, group = row.pop("scale", 1), row.pop("beyond", 0), tuple(row.pop("group", ()))
     fits = row.pop("fits", {})
     for size, figure in row.pop("figures").items():
-        nbytes, beyond_bytes = int(size) * scale, beyond * scale
         yield Measurement(
             **row,
-            nbytes=nbytes,
-            beyond_bytes=beyond_bytes,
+            nbytes=int(size) * scale,
+            beyond_bytes=beyond * scale,
             group=group,
             figure=float(figure),
             fits=fits.get(size, ""),

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from .placed import Placed
 
 # Most slices of a flat schedule: twice as many would gain at most 1 / 64 of the time of the bytes.
 _MOST_SLICES = 64
-# Further slices of phases must save more than another order of addition does.
+# A larger number of slices must save more than this share of the time: less may be rounding of sums.
 _ROUNDING = 1e-12
 # Up to this many slices of phases every number is tried, and beyond it powers of two.
 _FEW = 4
@@ -33,8 +33,8 @@ _FEW = 4
 class Price:
     """Price of an option for one number of bytes."""
 
-    total_s: float  # time until the last rank is done
-    slices: int = 1  # pieces of the data, pipelined through the phases
+    total_s: float  # time until the last rank finishes
+    slices: int = 1  # number of slices of the data, which are pipelined through the phases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +46,10 @@ class Rejected:
 
 
 class BlockExits(NamedTuple):
-    """Waits of an option's steps for the ways out of the blocks of a fabric."""
+    """Waits of an option for the bandwidth out of the blocks of a fabric (see `levels.FabricLevel`)."""
 
-    s_per_byte: float  # time of all bytes on the busiest way out, for each byte of the vector
-    held_up_s_per_byte: float  # delay of steps beyond their wires, for each byte of the vector
+    s_per_byte: float  # time that all bytes take to leave the busiest block, for each byte of the vector
+    held_up_s_per_byte: float  # delay of steps beyond the times of their wires, for each byte of the vector
 
 
 class AlgorithmOption(ABC):
@@ -57,81 +57,91 @@ class AlgorithmOption(ABC):
 
     Attributes:
         algorithm: Name of the algorithm.
-        detail: Its parts, or its place; may be empty.
-        parts: Its phases, one after the other.
-        make: Generates the table, not yet proved, with the data in a number of slices.
-        made_of: Names of the algorithms that make up the option.
-        exits: Waits for the ways out of blocks; None where the machine's file has no levels of a fabric.
+        detail: Algorithms of its phases, or how it is fitted to the group, in words; may be empty.
+        parts: Phases of the algorithm, one after the other, with the data in one piece.
+        made_of: Names of the algorithms that make up the option: its own, and those of its phases.
+        exits: Waits for the bandwidth out of blocks; None if the machine's file has no levels of a fabric.
+        tabled: Whether the option has a table of transfers, so that it can run as a program.
+        searches: Whether `price` searches for the best number of slices; a known lower price shortens the search.
+
+    Args:
+        algorithm: Name of the algorithm.
+        detail: Algorithms of its phases, or how it is fitted to the group, in words; may be empty.
+        parts: Phases of the algorithm, one after the other; () if a formula gives the price.
+        made_of: Names of the algorithms of its phases.
     """
 
-    tabled = True  # whether it has a table, so that it can run here
+    tabled: bool = True
+    searches: bool = False
 
     def __init__(
-        self,
-        algorithm: str,
-        detail: str,
-        parts: tuple[PricedPhase, ...],
-        make: Callable[[int], Schedule],
-        made_of: Sequence[str] = (),
+        self, algorithm: str, detail: str, parts: tuple[PricedPhase, ...], made_of: Sequence[str] = ()
     ) -> None:
         self.algorithm: str = algorithm
         self.detail: str = detail
         self.parts: tuple[PricedPhase, ...] = parts
-        self.make: Callable[[int], Schedule] = make
         self.made_of: tuple[str, ...] = (algorithm, *made_of)
         self.exits: BlockExits | None = None
 
     def price(self, nbytes: float, *, below_s: float = inf) -> Price:
-        """Return the cost for a vector of `nbytes`, with the waits for ways out of blocks.
-
-        With several slices, one can leave a block while others are still inside.
+        """Return the price for a vector of `nbytes`, including waits for the bandwidth out of blocks.
 
         Args:
             nbytes: Bytes of the whole vector.
-            below_s: Price of another option: an option that cannot be cheaper need not search its best form.
+            below_s: Price of another option. An option that cannot be cheaper returns a rough price, without a search
+                for the best number of slices.
         """
         price = self._price(nbytes, below_s)
         if self.exits is None:
             return price
+        # With several slices, one slice leaves a block while others are inside, so that these waits are hidden.
         longer_s = self.exits.held_up_s_per_byte * nbytes if price.slices == 1 else 0.0
         least_s = self._price(0, inf).total_s + self.exits.s_per_byte * nbytes
         return replace(price, total_s=max(price.total_s + longer_s, least_s))
 
     def breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
-        """Return the terms of the time; waits at the switches between nodes count as bytes on wires."""
+        """Return the price split into its causes; waits at the switches between nodes are added to `wire_s`.
+
+        Args:
+            nbytes: Bytes of the whole vector.
+            slices: Number of slices, from `Price.slices`.
+        """
         breakdown = self._breakdown(nbytes, slices)
         if self.exits is None:
             return breakdown
-        beyond_s = self.price(nbytes).total_s - self._price(nbytes, inf).total_s
+        beyond_s = self.price(nbytes).total_s - self._price(nbytes, below_s=inf).total_s
         return replace(breakdown, wire_s=breakdown.wire_s + beyond_s)
 
     @abstractmethod
     def _price(self, nbytes: float, below_s: float) -> Price:
-        """Return the cost without a fabric."""
+        """Return the price without waits at the switches between nodes; arguments: see `price`."""
 
     @abstractmethod
     def _breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
-        """Return the terms of the time without a fabric."""
+        """Return the terms of the time without waits at the switches between nodes; arguments: see `breakdown`."""
 
+    @abstractmethod
     def schedule(self, slices: int = 1) -> Schedule:
-        """Return the table of transfers for a number of slices, not yet proved.
+        """Return the table of transfers with the data in `slices`, not yet proved.
 
         Raises:
-            ScheduleError: If there is none.
+            ScheduleError: The option has no table.
         """
-        return self.make(slices)
-
-    @property
-    def searches(self) -> bool:
-        """Whether a price is the best of several forms; a known upper bound shortens the search."""
-        return False
 
     def phases(self, slices: int) -> tuple[PricedPhase, ...]:
-        """Return the phases of the option with the data cut in `slices`."""
+        """Return the phases when the data is cut in `slices`.
+
+        Here they are the same for any number of slices; `Flat` has another phase for each number.
+        """
         return self.parts
 
     def in_slices_s(self, phases_s: Sequence[float], slices: int) -> float:
-        """Return the time of all slices, without the launch, if phases take `phases_s` for each slice."""
+        """Return the time of all slices, without the launch. Here data is not cut, and phases do not overlap.
+
+        Args:
+            phases_s: Time of each phase for one slice.
+            slices: Number of slices.
+        """
         return sum(phases_s)
 
     @property
@@ -146,11 +156,11 @@ class AlgorithmOption(ABC):
 
     @property
     def sent_share(self) -> float:
-        """Bytes that the busiest rank sends, over the bytes of the vector."""
+        """Bytes that the busiest rank sends, divided by the bytes of the vector."""
         return sum(part.share * part.model.rounds.sent_share for part in self.parts)
 
     def hops(self) -> dict[str, int]:
-        """Count by kind the wires that the slowest message of every step crosses."""
+        """Return the number of wires of each kind that the slowest messages of all steps cross, added up."""
         total: dict[str, int] = {}
         for part in self.parts:
             for kind, count in part.model.hops().items():
@@ -158,7 +168,11 @@ class AlgorithmOption(ABC):
         return total
 
     def busiest_wire(self) -> tuple[Placed, int, float] | None:
-        """Return the busiest wire, with its busy time for each byte of the vector; None without messages."""
+        """Return the wire that is busy longest; None without messages.
+
+        Returns:
+            The rounds on the machine, the number of the wire there, and its busy time for each byte of the vector.
+        """
         busy_s = {part: part.share * part.model.busiest_s_per_byte() for part in self.parts}
         part = max(busy_s, key=lambda phase: busy_s[phase], default=None)
         wire = part.model.busiest_wire() if part else None
@@ -170,10 +184,10 @@ class Flat(AlgorithmOption):
 
     Args:
         algorithm: Name of the algorithm.
-        detail: Difference from the same algorithm on other groups; may be empty.
+        detail: How the algorithm is fitted to the group, in words; may be empty.
         placed: The schedule on the machine, with the data in one piece.
         make: Generates the table; takes `slices` if the algorithm sends slices.
-        sliced: Puts the schedule with some number of slices on the machine; None if the algorithm sends none.
+        sliced: Function from a number of slices to the schedule on the machine; None: the algorithm sends no slices.
     """
 
     def __init__(
@@ -185,26 +199,26 @@ class Flat(AlgorithmOption):
         *,
         sliced: Callable[[int], Placed] | None = None,
     ) -> None:
-        self._make, self._sliced = make, sliced
-        super().__init__(algorithm, detail, (PricedPhase(placed),), partial(_flat_table, algorithm, make, bool(sliced)))
+        super().__init__(algorithm, detail, (PricedPhase(placed),))
+        self._make, self._sliced, self.searches = make, sliced, sliced is not None
         self._phases = {1: self.parts[0]}
 
-    @property
-    def searches(self) -> bool:
-        """Whether a price is the best of several numbers of slices."""
-        return self._sliced is not None
+    def schedule(self, slices: int = 1) -> Schedule:
+        """Return the table of transfers, with the option's name as its `algorithm`."""
+        table = self._make(slices=slices) if self._sliced is not None else self._make()
+        return replace(table, algorithm=self.algorithm)
 
     def _price(self, nbytes: float, below_s: float) -> Price:
-        """Return the cost with the best number of slices, a power of two.
+        """Return the price with the best number of slices, a power of two; arguments: see `price`.
 
-        The time falls with the number of slices as long as bytes count for more than starts, then it rises. The time
-        without bytes and the time of bytes on the busiest wire are lower bounds: if one is too much, the price is for
-        one piece.
+        With more slices the time first falls, then rises, as each slice has to be started: stop at the first rise. If a
+        lower bound of the time is `below_s` or more, return the price for one piece without a search.
         """
         whole = self.parts[0]
         best, slices = Price(total_s=whole.total_s(nbytes)), 2
         if self._sliced is None:
             return best
+        # Lower bounds for any number of slices: the time without bytes, and that of all bytes on the busiest wire.
         hopeless = max(whole.total_s(0), whole.model.busiest_s_per_byte() * nbytes) >= below_s
         while slices <= _MOST_SLICES and not hopeless:
             more = Price(total_s=self._sliced_phase(slices).total_s(nbytes), slices=slices)
@@ -221,28 +235,23 @@ class Flat(AlgorithmOption):
         return (self._sliced_phase(slices),)
 
     def _sliced_phase(self, slices: int) -> PricedPhase:
-        """Return the phase with the data in slices; its rounds are made once for each number of slices."""
+        """Return the phase with the data in `slices`, made at the first use of this number."""
         if slices not in self._phases:
             assert self._sliced is not None, f"{self.algorithm} sends no slices"
             self._phases[slices] = PricedPhase(self._sliced(slices))
         return self._phases[slices]
 
 
-def _flat_table(algorithm: str, make: Callable[..., Schedule], sends_slices: bool, slices: int) -> Schedule:
-    """Return a table under the name of its option."""
-    return replace(make(slices=slices) if sends_slices else make(), algorithm=algorithm)
-
-
 class Phased(AlgorithmOption):
-    """Phases one after the other, with the data in the best number of slices, pipelined where their wires allow it.
+    """Phases one after the other, with the data in the best number of slices, which are pipelined through the phases.
 
     Args:
         algorithm: Name of the algorithm.
-        detail: Names of its phases.
-        parts: The phases, without the launch of the collective.
+        detail: Algorithms of the phases, in words.
+        parts: The phases, with times that exclude the launch of the collective.
         parameters: Parameters of the cost model.
-        make: Generates the table with the data in a number of slices.
-        made_of: Names of the algorithms of its phases.
+        make: Function from a number of slices to the table.
+        made_of: Names of the algorithms of the phases.
     """
 
     def __init__(
@@ -254,17 +263,25 @@ class Phased(AlgorithmOption):
         make: Callable[[int], Schedule],
         made_of: Sequence[str] = (),
     ) -> None:
-        super().__init__(algorithm, detail, parts, make, made_of)
-        self._parameters = parameters
-        self._uses: Uses | None = None
+        super().__init__(algorithm, detail, parts, made_of)
+        self._parameters, self._make = parameters, make
+
+    def schedule(self, slices: int = 1) -> Schedule:
+        """Return the table of transfers with the data in `slices`."""
+        return self._make(slices)
+
+    @cached_property
+    def _uses(self) -> Uses:
+        """Use of shared wires, memories and reducers by the phases; see `pipeline.Uses`."""
+        return find_binding_uses(self.parts)
 
     def _price(self, nbytes: float, below_s: float) -> Price:
-        """Return the cost with the best number of slices, of equal ones the smallest."""
+        """Return the price with the best number of slices; of equal prices, that with the fewest slices."""
         prices = (self._price_in_slices(slices, nbytes) for slices in self._slice_counts(nbytes))
         return min(prices, key=lambda price: price.total_s * (1 + _ROUNDING * price.slices))
 
     def _slice_counts(self, nbytes: float) -> Iterator[int]:
-        """Yield the numbers of slices that are worth a look: all small ones, then powers of two."""
+        """Yield the numbers of slices to price: 1, 2, 3, 4, 8, 16, ... up to the limits of the parameters."""
         yield 1
         least, slices = self._parameters.slice_bytes, 2
         while slices <= self._parameters.most_slices and nbytes >= slices * least:
@@ -276,19 +293,15 @@ class Phased(AlgorithmOption):
         return Price(total_s=self._parameters.launch_s + self.in_slices_s(phases_s, slices), slices=slices)
 
     def in_slices_s(self, phases_s: Sequence[float], slices: int) -> float:
-        """Return the time of all slices, without the launch, if phases take `phases_s` for each slice."""
-        if slices == 1:
-            return sum(phases_s)
-        if self._uses is None:
-            self._uses = find_binding_uses(self.parts)
-        return in_slices_s(phases_s, slices, self._uses)
+        """Return the time of all slices in the pipeline, without the launch; arguments: see `AlgorithmOption`."""
+        return sum(phases_s) if slices == 1 else in_slices_s(phases_s, slices, self._uses)
 
     def _breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
-        """Return the terms of the time: each phase counts once, and further slices count for the slowest phase."""
+        """Return the terms of the time: of each phase for one slice, and of the slowest phase for further slices."""
         phases_s = [part.total_s(nbytes / slices) for part in self.parts]
         slowest = max(range(len(phases_s)), key=lambda phase: phases_s[phase])
         further_s = self.in_slices_s(phases_s, slices) - sum(phases_s)
-        total = dict.fromkeys((term.name for term in fields(CostBreakdown)), 0.0)
+        total = asdict(CostBreakdown())
         for number, part in enumerate(self.parts):
             times = 1 + further_s / phases_s[slowest] if number == slowest and phases_s[slowest] else 1.0
             for name, duration_s in asdict(part.breakdown(nbytes / slices)).items():
@@ -297,50 +310,28 @@ class Phased(AlgorithmOption):
         return CostBreakdown(**total)
 
 
-class FormulaTerms(NamedTuple):
-    """Terms of a time that a formula gives."""
-
-    launch_s: float = 0.0  # to meet
-    memory_s: float = 0.0  # reads and writes of memory
-
-
 class Formula(AlgorithmOption):
-    """An option without a table, with a price that a formula gives.
+    """An option without a table, whose price a formula gives.
 
     Args:
         algorithm: Name of the algorithm.
-        detail: Its place; may be empty.
-        terms: Formula of the terms for a number of bytes.
-        refusal: Reason why there is no table.
+        detail: How the algorithm is fitted to the group, in words; may be empty.
+        terms: Function from a number of bytes to the terms of the time.
+        refusal: Text of the error of `schedule`: why there is no table.
     """
 
     tabled = False
 
-    def __init__(
-        self,
-        algorithm: str,
-        detail: str,
-        terms: Callable[[float], FormulaTerms],
-        refusal: str,
-    ) -> None:
-        super().__init__(algorithm, detail, (), partial(_refused_table, refusal))
-        self._terms = terms
+    def __init__(self, algorithm: str, detail: str, terms: Callable[[float], CostBreakdown], refusal: str) -> None:
+        super().__init__(algorithm, detail, ())
+        self._terms, self._refusal = terms, refusal
+
+    def schedule(self, slices: int = 1) -> Schedule:
+        """Raise `ScheduleError`: the option has no table."""
+        raise ScheduleError(self._refusal)
 
     def _price(self, nbytes: float, below_s: float) -> Price:
-        return Price(total_s=sum(self._terms(nbytes)))
+        return Price(total_s=self._terms(nbytes).total_s)
 
     def _breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
-        terms = self._terms(nbytes)
-        return CostBreakdown(
-            waiting_s=0.0,
-            launch_s=terms.launch_s,
-            start_s=0.0,
-            latency_s=0.0,
-            wire_s=0.0,
-            memory_s=terms.memory_s,
-            reduction_s=0.0,
-        )
-
-
-def _refused_table(refusal: str, slices: int) -> Schedule:
-    raise ScheduleError(refusal)
+        return self._terms(nbytes)

@@ -1,7 +1,7 @@
 """Parameters of the cost model: a few overheads and efficiencies with a physical meaning.
 
-They are the `[collectives]` of a machine's file, with the source of each: published, or fitted to published
-measurements, over all sizes and collectives of a machine at once and never to single ones.
+They are the section `[collectives]` of a machine's file, which gives the source of each: published, or fitted to
+published measurements, always to all sizes and collectives of a machine at once.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ..collectives.placement import Floats
 from ..errors import UsageError
 from .measurements import COLLECTIVES
 
-ByKind = tuple[tuple[str, float], ...]
-Curves = tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
+ByKind = tuple[tuple[str, float], ...]  # (kind of wire, figure)
+Curves = tuple[tuple[str, tuple[tuple[float, float], ...]], ...]  # (kind of wire, points (bytes, share))
 
 # Pieces in flight if a file has no figure: the default of Neuron's runtime
 # (aws-neuron/aws-neuron-sdk:src/libnrt/include/nrt/nec.h).
@@ -27,27 +27,27 @@ _SLICES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostParameters:
-    """Overheads and efficiencies. The defaults describe a perfect machine."""
+    """Overheads and efficiencies. The defaults describe a perfect machine. Kinds of wires that are left out have 0."""
 
-    launch_s: float = 0.0  # to start an operation, once
-    start_s: ByKind = ()  # to start a message, on the sender, by kind of its first wire; 0 for kinds left out
-    # between two messages that one rank starts in one step, by kind of the first wire; 0 for kinds left out.
+    launch_s: float = 0.0  # time to start an operation, once
+    start_s: ByKind = ()  # time of the sender to start a message, by kind of the message's first wire
+    # time between two messages that one rank starts in one step, by kind of the first wire.
     gap_s: ByKind = ()
-    incast_s: ByKind = ()  # for each further message that arrives at a rank in one step, by kind of its last wire
-    reduce_s: ByKind = ()  # to start reducing the data of one message, by kind of its last wire
+    incast_s: ByKind = ()  # time for each further message that arrives at a rank in one step, by kind of its last wire
+    reduce_s: ByKind = ()  # time to start the reduction of one message, by kind of the message's last wire
     # share of a wire's latency that counts where bytes only pass through a device on their way.
     cut_through: float = 1.0
     # share of a wire's bandwidth that payload gets, by kind, at the best size; 1 for kinds left out.
     efficiency: ByKind = ()
-    curves: Curves = ()  # efficiency by the size of a message, as (bytes, share), for kinds where it depends on that
+    curves: Curves = ()  # efficiency by the size of a message, for kinds of wires where it depends on the size
     memory_efficiency: float = 1.0  # share of a memory's bandwidth that collectives get
     dma_s_per_byte: float = 0.0  # time of the engines that move a rank's messages, 0 if not known
     reduction_s_per_byte: float = 0.0  # time of the reducer of one rank, 0 if memory is the limit
-    reduction_overlaps: bool = True  # whether reducing goes on while more arrives, as with chunks cut in slices
+    reduction_overlaps: bool = True  # whether a rank reduces data while more arrives, as with chunks cut in slices
     chunk_pieces: int = 1  # pieces into which rings cut each chunk that they reduce and pass on
-    # most pieces of the data of a composed collective, which are pipelined through its phases.
+    # most slices of the data of a composed collective, which are pipelined through its phases.
     most_slices: int = _SLICES
-    slice_bytes: float = 0.0  # least bytes of such a piece
+    slice_bytes: float = 0.0  # least bytes of such a slice
     # processors that all ranks share, where their nodes are processes of one computer; None: no limit.
     cores: float | None = None
     # factor on the processor time of a byte while several processes work on the processor in a step.
@@ -58,12 +58,18 @@ class CostParameters:
     copied_s_per_byte: float = 0.0  # processor time of a byte that a rank reads or writes to copy
 
     def efficiencies(self, kind: NDArray[np.str_]) -> Floats:
-        """Return the efficiency of each wire."""
+        """Return (wires,) the efficiency of each wire, by the kind of the wire."""
         return by_kind(self.efficiency, kind, otherwise=1.0)
 
 
 def by_kind(figures: ByKind, kind: NDArray[np.str_], *, otherwise: float = 0.0) -> Floats:
-    """Return the figure of each wire, given the figures by kind and the kinds of the wires."""
+    """Return (wires,) the figure of each wire.
+
+    Args:
+        figures: Figures by kind.
+        kind: (wires,) Kind of each wire.
+        otherwise: Figure of kinds that `figures` lacks.
+    """
     figure_of = np.full(len(kind), otherwise)
     for name, figure in figures:
         figure_of[kind == name] = figure
@@ -74,7 +80,7 @@ IDEAL = CostParameters()
 """Only published figures, for comparison with closed forms."""
 
 
-def parameters(
+def cost_parameters(
     cluster: Cluster,
     *,
     peer_direct: bool = True,
@@ -83,25 +89,24 @@ def parameters(
     nodes: int | None = None,
     networked: bool = False,
 ) -> CostParameters:
-    """Return the figures of collectives in a machine's file; a file without any describes a perfect machine.
+    """Return the parameters that a machine's file gives; a file without figures describes a perfect machine.
 
     Args:
         cluster: The machine.
         peer_direct: Whether adapters read device memory themselves; matters if the file has a cost of copies.
-        ranks_per_process: Number of ranks in a process; matters if one loop starts their messages.
-        networked: Whether the operation crosses the network.
+        ranks_per_process: Number of ranks in a process; matters if one event loop starts the messages of all of them.
         processes: Number of processes; matters if they share processors.
-        nodes: Number of nodes that the operation needs, all by default; matters if the file has figures between nodes.
+        nodes: Number of nodes that the operation uses, all by default; matters if the file has figures between nodes.
+        networked: Whether the operation crosses the network.
     """
     collectives = cluster.machine.collectives
-    figures = (
-        collectives.usual
-        if (nodes or cluster.nodes) == 1 or collectives.between_nodes is None
-        else collectives.between_nodes
-    )
+    figures = collectives.usual
+    if (nodes or cluster.nodes) > 1 and collectives.between_nodes is not None:
+        figures = collectives.between_nodes
     if not peer_direct and collectives.host_copies is not None:
         figures = collectives.host_copies
     network = cluster.machine.network
+    # Times that an operation pays once if it crosses the network.
     handshakes = [
         wire.launch_s.value for wire in figures.wires if wire.launch_s and network and wire.kind == network.link
     ]
@@ -143,17 +148,27 @@ def _best_efficiency(efficiency: Figure | Curve) -> float:
 
 
 def is_measured(cluster: Cluster, ranks: int, collective: str, nbytes: int, dtype: str) -> bool:
-    """Return whether a prediction lies inside a measured shape; all others are extrapolations.
+    """Return whether a prediction is within published measurements; all other predictions are extrapolations.
 
-    A shape is a machine, a number of ranks, a collective and a dtype, between the smallest and the largest size
-    published.
+    There must be measurements of this machine, number of ranks, collective and dtype, and `nbytes` must be between the
+    smallest and the largest of their sizes.
+
+    Args:
+        cluster: The machine.
+        ranks: Number of ranks.
+        collective: Name of the collective.
+        nbytes: Bytes of the whole vector.
+        dtype: Type of the elements.
     """
     sizes = known_sizes(cluster, ranks, collective, dtype)
     return bool(sizes) and min(sizes) <= nbytes <= max(sizes)
 
 
 def known_sizes(cluster: Cluster, ranks: int, collective: str, dtype: str) -> tuple[int, ...]:
-    """Return the sizes with a published measurement, in bytes; none if the shape was never measured."""
+    """Return the sizes with a published measurement, in bytes; () if there is none. Arguments: see `is_measured`.
+
+    Measurements count only for the machine's default size of logical cores, and if all ranks took part.
+    """
     if cluster.lnc != cluster.machine.chip.lnc[0]:
         return ()
     shape = cluster.name, ranks, collective, dtype

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
+from functools import cached_property
 
 from ..collectives.placement import Floats
 from .clocks import CostBreakdown, cost
 from .placed import Placed
+from .remembered import Remembered
 
-# Sizes with a remembered time in each phase: a plan asks for every number of slices.
+# Sizes whose time is remembered in each phase: a plan asks for one size for each number of slices.
 _REMEMBERED = 64
 
 
 class PricedPhase:
-    """A phase on a machine. Options that have it in common share its times.
+    """A phase on a machine, with its time for any number of bytes. Several options may share one phase.
 
     Args:
-        placed: Rounds of all ranks, or a function that makes them; then there is a model.
+        placed: Rounds of all ranks; or a function that makes them, which needs a `model`.
         share: Share of the vector's bytes that the phase works on.
-        model: Rounds that represent all; None if `placed` does.
+        model: Rounds of sampled ranks, which represent all ranks; None: `placed` itself.
 
     Attributes:
-        model: rounds that suffice to compute the time: if all nodes do the same, those of one node.
-        share: share of the vector's bytes that the phase works on.
+        model: Rounds from which the time is computed.
+        share: Share of the vector's bytes that the phase works on.
     """
 
     share: float
@@ -31,43 +33,38 @@ class PricedPhase:
     def __init__(
         self, placed: Placed | Callable[[], Placed], share: float = 1.0, *, model: Placed | None = None
     ) -> None:
-        self._placed, self.share = placed, share
+        self._make_placed, self.share = placed, share
         if model is None:
             assert isinstance(placed, Placed)
             model = placed
         self.model = model
-        # Steps overlap if ranks are not in step with each other: shared resources bound the whole nevertheless.
+        # Clocks let steps of different ranks overlap. Shared resources set a lower bound for the phase as a whole.
         dma_s_per_byte = model.parameters.dma_s_per_byte * model.rounds.sent_share
         self._least_s_per_byte = max(model.memory_s_per_byte(), dma_s_per_byte)
         self._wire_s_per_byte, self._delay_s = model.busiest_s_per_byte(), model.least_delay_s()
-        self._times_s: dict[float, float] = {}
-        self._busy: Floats | None = None
+        self._times_s = Remembered[float, float](_REMEMBERED)
 
-    @property
+    @cached_property
     def busy_s_per_slot(self) -> Floats:
-        """Busy time of each reducer, memory and wire, for each byte of a slot."""
-        if self._busy is None:
-            self._busy = self.model.busy_s_per_slot()
-        return self._busy
+        """(resources,) Busy time of each reducer, memory and wire during the phase, for each byte of a slot."""
+        return self.model.busy_s_per_slot()
 
-    @property
+    @cached_property
     def placed(self) -> Placed:
-        """Rounds of all ranks on the machine, placed when they are first asked for."""
-        if not isinstance(self._placed, Placed):
-            self._placed = self._placed()
-        return self._placed
+        """Rounds of all ranks on the machine, placed at the first use."""
+        return self._make_placed if isinstance(self._make_placed, Placed) else self._make_placed()
 
     def total_s(self, nbytes: float) -> float:
         """Return the time for a vector of `nbytes`."""
-        if nbytes not in self._times_s:
-            if len(self._times_s) >= _REMEMBERED:
-                self._times_s.clear()
-            least_s = max(self._least_s(nbytes), self._processors_s(nbytes))
-            self._times_s[nbytes] = max(cost(self.model, self.share * nbytes).total_s, least_s)
-        return self._times_s[nbytes]
+        return self._times_s.find(nbytes, lambda: self._compute_total_s(nbytes))
+
+    def _compute_total_s(self, nbytes: float) -> float:
+        """Return the time for a vector of `nbytes`: by the clocks, or by the busiest resource if that takes longer."""
+        clocks_s = cost(self.model, self.share * nbytes).total_s
+        return max(clocks_s, self._least_s(nbytes), self._processors_s(nbytes))
 
     def _least_s(self, nbytes: float) -> float:
-        """Return the lower bound of the time: by the launch and the busiest reducer, memory or wire."""
+        """Return a lower bound of the time: launch, and the busiest memory, message engine (DMA) or wire."""
         memory_s = self.model.parameters.launch_s + self._least_s_per_byte * self.share * nbytes
         return max(memory_s, self._least_wire_s(nbytes))
 
@@ -76,16 +73,23 @@ class PricedPhase:
         return self.model.parameters.launch_s + self._delay_s + self._wire_s_per_byte * self.share * nbytes
 
     def _processors_s(self, nbytes: float) -> float:
-        """Return the time at which shared processors have done all work."""
+        """Return the time at which the processors that ranks share have done all work.
+
+        If ranks share no processors (`cores` is None), this is the launch time.
+        """
         parameters = self.model.parameters
         busy_s = 0.0 if parameters.cores is None else self.placed.processors_s(self.share * nbytes)
         return parameters.launch_s + busy_s
 
     def breakdown(self, nbytes: float) -> CostBreakdown:
-        """Return the terms of the time; the excess over the clocks is of wires, memory or processors."""
+        """Return the terms of the time for `nbytes`.
+
+        The clocks give the terms. If a resource takes longer than the clocks, the excess is added to `wire_s`, or for
+        memory and processors to `memory_s` and `start_s`.
+        """
         breakdown = cost(self.model, self.share * nbytes, explain=True).breakdown
         assert breakdown is not None
-        total_s = sum(getattr(breakdown, term.name) for term in fields(breakdown))
+        total_s = breakdown.total_s
         wire_s = _excess_s(self._least_wire_s(nbytes), total_s)
         memory_s = _excess_s(self._least_s(nbytes), total_s + wire_s)
         # Excess time of shared processors: their time without bytes counts as starts of messages, the rest as memory.
@@ -100,7 +104,7 @@ class PricedPhase:
 
 
 def _excess_s(bound_s: float, counted_s: float) -> float:
-    """Return the part of a bound beyond the counted time; clocks have ticks of a picosecond."""
+    """Return by how much a lower bound exceeds a time; differences of rounding to ticks count as 0."""
     return bound_s - counted_s if bound_s - counted_s > _TICK_S else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Slices of data in a pipeline of phases, which share wires, memories and reducers."""
+"""Time of slices in a pipeline of phases, which share wires, memories and reducers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import numpy as np
 from .phase import PricedPhase
 
 Uses: TypeAlias = tuple[tuple[float, ...], ...]
-"""(resources, phases) Use of a resource by each working phase, as a share of the phase's largest use."""
+"""(resources, phases) Busy time of each resource in each phase, as a share of the phase's busiest resource, 0 to 1."""
 
-# Shares that differ by less are equal: sums of similar nodes are added up in another order.
+# Decimals of shares: smaller differences come from sums that were added up in another order.
 _DIGITS = 9
 
 
-def apart(phases: int) -> Uses:
-    """Return the uses of phases that share no resource: each has one of its own."""
-    return tuple(tuple(float(row == column) for column in range(phases)) for row in range(phases))
-
-
 def find_binding_uses(parts: Sequence[PricedPhase]) -> Uses:
-    """Return the uses of all resources that can bound the phases together, without resources that others dominate."""
+    """Return the uses of the resources that can limit phases that run at the same time.
+
+    A resource is left out if another one is used as much or more in every phase.
+
+    Args:
+        parts: Phases of one option, one after the other.
+    """
     busy_s = [part.busy_s_per_slot for part in parts]
     busy = np.zeros((max(len(column_s) for column_s in busy_s), len(parts)))
     for column, column_s in enumerate(busy_s):
@@ -37,15 +38,21 @@ def find_binding_uses(parts: Sequence[PricedPhase]) -> Uses:
 
 
 def in_slices_s(phases_s: Sequence[float], slices: int, shared: Uses) -> float:
-    """Return the time of `slices` pieces through phases that take `phases_s` for each piece alone.
+    """Return the time until all slices have passed through all phases, one slice behind the other.
 
     With phases that share nothing it is sum(phases_s) + (slices - 1) * max(phases_s); with phases that all need the
     same wires, slices * sum(phases_s).
+
+    Args:
+        phases_s: Time of each phase for one slice, if no other phase works.
+        slices: Number of slices.
+        shared: Uses of the resources that phases share.
     """
     now_s, count = 0.0, len(phases_s)
     done = [0] * count  # number of finished slices of each phase
     left_s = list(phases_s)  # time left of the slice that each phase works on
     while done[-1] < slices:
+        # A phase works if the phase before has finished a slice that this phase has not.
         at_work = tuple(p for p in range(count) if done[p] < slices and (p == 0 or done[p] < done[p - 1]))
         rate = _phase_rates(at_work, shared)
         step_s = min(left_s[p] / rate[p] for p in at_work)
@@ -58,12 +65,21 @@ def in_slices_s(phases_s: Sequence[float], slices: int, shared: Uses) -> float:
     return now_s
 
 
-@lru_cache(maxsize=4096)  # a plan of many slices and sizes asks for the same few again and again
+@lru_cache(maxsize=4096)  # plans for many sizes and numbers of slices need the same few results
 def _phase_rates(at_work: tuple[int, ...], shared: Uses) -> Mapping[int, float]:
-    """Return the rates of phases: all rise until a resource is used up, then only phases without need of it."""
+    """Return by phase the speed at which it works, 1 if it is as fast as alone.
+
+    The speeds of all phases rise together until a resource is fully used. Then the phases that use it keep their speed,
+    and the others go on rising (max-min fairness).
+
+    Args:
+        at_work: Numbers of the phases that work at the same time.
+        shared: Uses of the resources that phases share.
+    """
     rate = dict.fromkeys(at_work, 0.0)
     rising = set(at_work)
     while rising:
+        # The rise until a phase works at full speed, or until a resource is fully used.
         levels = [1.0 - max((rate[p] for p in rising), default=0.0)]
         for row in shared:
             by = sum(row[p] for p in rising)
@@ -74,5 +90,6 @@ def _phase_rates(at_work: tuple[int, ...], shared: Uses) -> Mapping[int, float]:
             rate[p] += step
         full = [row for row in shared if sum(row[p] * rate[p] for p in at_work) >= 1.0 - 1e-9]
         stopped = {p for p in rising if rate[p] >= 1.0 - 1e-9 or any(row[p] > 0 for row in full)}
+        # If, by rounding, no phase stops here, the rates cannot rise any more: end the loop.
         rising -= stopped or rising
     return rate

@@ -1,8 +1,8 @@
-"""Time that a round takes of processors that ranks share, where nodes are processes of one computer.
+"""Busy time of the processors that ranks share in a round, if the nodes are processes of one computer.
 
 Each process is bound to a share of the processors (overlap/launch/binding.py). If there are more processes than
-processors, equally many are bound to each, and neighbours to different ones. A message is as much work for its sender
-as for its receiver.
+processors, each processor gets equally many, and consecutive processes are on different processors. A message is as
+much work for its sender as for its receiver.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from .rounds import Round
 
 
 class ProcessorTime(NamedTuple):
-    """Busy time of each processor."""
+    """Busy time of each processor in a round: `once_s + s_per_byte * bytes of a slot`."""
 
-    once_s: Floats  # (cores,) time of messages of any size
+    once_s: Floats  # (cores,) time that does not depend on the bytes
     s_per_byte: Floats  # (cores,) time for each byte of a slot
 
 
 def processor_work(
     round_: Round, kind: NDArray[np.str_], placement: Placement, parameters: CostParameters
 ) -> ProcessorTime:
-    """Return the time that a round takes of each processor; of none if ranks share none.
+    """Return the busy time of each processor in a round; empty arrays if ranks share no processors.
 
     Args:
         round_: The round.
         kind: (messages,) Kind of the wire on which each message leaves.
         placement: Where the ranks are.
-        parameters: CostParameters of the cost model.
+        parameters: Parameters of the cost model.
     """
     if parameters.cores is None:
         return ProcessorTime(np.zeros(0), np.zeros(0))
@@ -42,6 +42,7 @@ def processor_work(
     src, dst = process[round_.src], process[round_.dst]
     message_s, byte_s = by_kind(parameters.busy_s, kind), by_kind(parameters.busy_s_per_byte, kind)
     sent_s = byte_s * round_.sent
+    # Half of the work of a message is its sender's, half its receiver's.
     once_s = (np.bincount(src, message_s, size) + np.bincount(dst, message_s, size)) / 2
     once_s += parameters.wake_s * np.bincount(process[np.unique(round_.dst)], minlength=size)
     moved_s = (np.bincount(src, sent_s, size) + np.bincount(dst, sent_s, size)) / 2
@@ -51,12 +52,14 @@ def processor_work(
 
 
 def _sharing_time_s(work_s: Floats) -> Floats:
-    """Return (cores,) the time that processes take turns: the last one has the processor to itself.
+    """Return (cores,) the time in which two or more processes take turns on each processor.
 
     Args:
-        work_s: (processes, cores) ProcessorTime of each process on each processor.
+        work_s: (processes, cores) Time of each process on each processor.
     """
     all_s: Floats = work_s.sum(axis=0)
+    # The process with the most work shares the processor while the others work, which takes twice the time of their
+    # work; then it is alone. If the others have more work than it, the processor is shared all the time.
     together_s: Floats = np.minimum(all_s, 2 * (all_s - work_s.max(axis=0)))
     return together_s
 
@@ -69,6 +72,6 @@ def _memory_work_s(round_: Round, parameters: CostParameters) -> Floats:
 
 def _core_shares(processes: int, cores: int) -> Floats:
     """Return (processes, cores) the share of each process's work that each processor does."""
-    if processes > cores and processes % cores:  # no rank is bound to a core
+    if processes > cores and processes % cores:  # processes are not bound to processors
         return np.full((processes, cores), 1 / cores)
     return np.eye(cores)[np.arange(processes) % cores]

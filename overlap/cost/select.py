@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from math import inf
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..collectives.generators import GENERATORS, fits, misfit
 from ..collectives.proof import verify
@@ -31,25 +32,31 @@ _CLASSES_PER_OCTAVE = 4
 
 
 def algorithms() -> list[str]:
-    """Return the names that `algorithm=` takes."""
+    """Return all names that the argument `algorithm` can have."""
     return [DIRECT, *sorted({name for by_name in GENERATORS.values() for name in by_name})]
 
 
 def check_algorithm(name: str) -> None:
-    """Raise an error if no algorithm has that name.
+    """Check that some collective has an algorithm of this name.
 
     Raises:
-        UsageError: With the known names.
+        UsageError: None has; the error lists the known names.
     """
     if not isinstance(name, str) or name not in algorithms():
         raise UsageError(f"algorithm: {shown(name)} is unknown; known are {', '.join(algorithms())}")
 
 
 def check_algorithm_for(collective: str, name: object, size: int, *, exact: bool = False) -> None:
-    """Refuse an algorithm that a collective does not have, or that does not take a number of ranks.
+    """Check that a collective has an algorithm, and that the algorithm takes a number of ranks.
+
+    Args:
+        collective: Name of the collective.
+        name: Argument `algorithm` of the caller, which should be the name of an algorithm.
+        size: Number of ranks.
+        exact: Whether the algorithm must reduce in the order of ranks.
 
     Raises:
-        UsageError: With the names of the collective's algorithms.
+        UsageError: One of these does not hold; the error lists the algorithms that would do.
     """
     names = [DIRECT, *(algorithm for algorithm in GENERATORS[collective] if not exact or algorithm in IN_RANK_ORDER)]
     if isinstance(name, str) and name in names and fits(name, size):
@@ -69,7 +76,7 @@ class Alternative:
     """An algorithm that was not chosen: its predicted time, or why it does not apply."""
 
     algorithm: str  # name of the algorithm
-    detail: str = ""  # its parts; may be empty
+    detail: str = ""  # algorithms of its phases, or how it is fitted to the group; may be empty
     predicted_s: float | None = None  # predicted time; None if the algorithm does not apply
     why_not: str | None = None  # why the algorithm does not apply; None if it does
 
@@ -93,61 +100,72 @@ class Plan:
     cluster: str  # name of the machine
     dtype: str  # type of the elements
     algorithm: str  # the cheapest algorithm for the largest size of the class of `nbytes`
-    detail: str  # its parts; may be empty
-    slices: int  # pieces that the data is cut in
+    detail: str  # algorithms of its phases, or how it is fitted to the group; may be empty
+    slices: int  # number of slices that the data is cut in
     predicted_s: float  # time from the last rank's call to the last rank's result
     extrapolated: bool  # whether no published measurement of this shape went into the model
     steps: int  # number of steps with messages, with the data in one piece
     bytes_per_rank: int  # bytes that the busiest rank sends
-    hops: tuple[tuple[str, int], ...]  # number of wires by kind on the longest ways of all steps
-    busiest: BusiestWire | None  # the wire that is busy longest, None without messages
-    alternatives: tuple[Alternative, ...]  # all other algorithms: the fastest first, then the ones that do not apply
-    library: str  # the machine's own library, which has the algorithm; "" if it is ours
+    hops: tuple[tuple[str, int], ...]  # (kind of wire, number of such wires on the longest ways of all steps)
+    busiest: BusiestWire | None  # the wire that is busy longest; None without messages
+    alternatives: tuple[Alternative, ...]  # all other algorithms: the fastest first, then those that do not apply
+    library: str  # name of the machine's own library that has the algorithm; "" if the algorithm is one of overlap
     proposals: tuple[Alternative, ...]  # faster schedules that the library lacks, the fastest first
-    levels: tuple[Crossing, ...]  # crossings of each level of the network's switches; none if no file has levels
-    option: AlgorithmOption = field(repr=False, compare=False)  # the cheapest option, placed and priced
-    runner_up: tuple[Price, AlgorithmOption] | None = field(repr=False, compare=False)  # the next best, if any applies
+    levels: tuple[Crossing, ...]  # bytes across each level of the network's switches; () if the file has no levels
+    option: AlgorithmOption = field(repr=False, compare=False)  # the chosen option, placed and priced
+    # price and option of the next best algorithm; None if no other one applies.
+    runner_up: tuple[Price, AlgorithmOption] | None = field(repr=False, compare=False)
 
     @property
     def cheapest(self) -> str:
-        """Name of the cheapest algorithm for exactly `nbytes`; `algorithm` is for the largest size of the class."""
+        """Name of the cheapest algorithm for exactly `nbytes`.
+
+        All sizes of a class share one plan (see `size_class`): `algorithm` is the cheapest for the largest of them.
+        """
+        # Alternatives are sorted, fastest first; those that do not apply, at the end, have no time.
         best = next((option for option in self.alternatives if option.predicted_s is not None), None)
         return best.algorithm if best and (best.predicted_s or 0.0) < self.predicted_s else self.algorithm
 
     @property
     def breakdown(self) -> CostBreakdown:
-        """Terms of the time. Pages alone need them, so each use computes them, which takes as long as some prices."""
+        """Terms of the predicted time. Each access computes them, which takes as long as some prices."""
         return self.option.breakdown(self.nbytes, self.slices)
 
     @property
     def reason(self) -> str:
-        """Why the algorithm is the fastest, as a sentence that compares it with the next best; computed at each use."""
+        """Sentence that compares the algorithm with the next best one. Each access computes it."""
         if self.runner_up is None:
             return "nothing else applies"
         price, option = self.runner_up
         return compare_terms(self.breakdown, option.breakdown(self.nbytes, price.slices), option.label)
 
     def schedule(self) -> Schedule:
-        """Generate and prove the table; once for each algorithm on a group, whatever the bytes.
+        """Return the proved table of transfers. It is made once for each option and number of slices.
 
         Raises:
-            ScheduleError: If the table does not compute the collective, or there is none, as for the short cut.
+            ScheduleError: The table does not compute the collective; or there is none, as for the short cut.
         """
         return _prove(self.option, self.slices)
 
 
 @lru_cache(maxsize=64)
 def _prove(option: AlgorithmOption, slices: int) -> Schedule:
+    """Return the proved table of an option for a number of slices; cached, as proofs take long."""
     schedule = option.schedule(slices)
     verify(schedule)
     return schedule
 
 
 def size_class(nbytes: int) -> int:
-    """Return the largest size of the class of `nbytes`. All sizes of a class share one plan."""
+    """Return the largest size of the size class of `nbytes`. All sizes of a class share one plan.
+
+    From one power of two to the next there are four classes. Those from 1024 to 2048 bytes end with 1280, 1536, 1792
+    and 2048.
+    """
     if nbytes <= _CLASSES_PER_OCTAVE:
         return nbytes
     unit = 1 << (nbytes.bit_length() - _CLASSES_PER_OCTAVE.bit_length())
+    # Round up to a multiple of the unit.
     return -(-nbytes // unit) * unit
 
 
@@ -166,30 +184,30 @@ def plan(
     exact: bool = False,
     plain: bool = False,
 ) -> Plan:
-    """Choose the cheapest algorithm for a collective on a modelled machine. Plans are cached.
+    """Return the plan of a collective on a modelled machine: its cheapest algorithm. Plans are cached.
 
-    All sizes of a class (see `size_class`) share the choice that is cheapest for the largest of them, because programs
-    are compiled once for each class; the prices are those of `nbytes`.
+    All sizes of a class (see `size_class`) get the algorithm that is cheapest for the largest size, because programs
+    are compiled once for each class. The prices in the plan are those of `nbytes`.
 
     Args:
         op: Name of the collective.
         nbytes: Bytes of the whole vector: the larger one of a rank's input and output.
         cluster: The machine.
-        ranks: World ranks of the group, in group order; all by default.
+        ranks: World ranks of the group, in group order; None: all.
         dtype: Type of the elements.
         root: Group rank of the root, for rooted collectives.
-        pairs: Pairs of a permute, in group ranks; every rank to the next one by default.
-        peer_direct: Whether network adapters read device memory themselves; matters if the machine's file has a cost of
-            copies.
-        programs_only: Leave out the short cut through shared memory, which has no table.
-        algorithm: The only algorithm to consider, in all its forms; any by default.
-        exact: Consider only algorithms that reduce every element in the order of ranks.
-        plain: Take `algorithm` with its default options, even if it does not fit the wires of the group.
+        pairs: Pairs of a permute, in group ranks; None: every rank sends to the next one.
+        peer_direct: Whether network adapters read device memory themselves. This matters if the machine's file has a
+            cost of copies.
+        programs_only: Whether to leave out the short cut through shared memory, which has no table.
+        algorithm: The only algorithm to consider, with all its combinations of phases; None: all algorithms.
+        exact: Whether to consider only algorithms that reduce every element in the order of ranks.
+        plain: Whether to take `algorithm` with its default options, even if these do not fit the wires of the group.
 
     Raises:
-        UsageError: If the collective, the dtype, the root or the number of bytes is out of range.
-        ScheduleError: If `algorithm` does not apply to the group.
-        TopologyError: If the group is illegal on the machine, or no wire joins its ranks.
+        UsageError: The collective or the dtype is unknown, or the root or the number of bytes is out of range.
+        ScheduleError: `algorithm` does not apply to the group.
+        TopologyError: The group is illegal on the machine, or no wire joins its ranks.
     """
     group = ranks if ranks is None or isinstance(ranks, tuple) else tuple(ranks)
     sent = None if pairs is None else tuple(pairs)
@@ -214,6 +232,7 @@ def _cached_plan(
     plain: bool,
 ) -> Plan:
     """Price all options of a collective, and return the plan of the cheapest; for the arguments see `plan`."""
+    # Not at the top: programs without a plan do not need these modules.
     from .candidates import list_options
     from .levels import find_crossings
     from .parameters import is_measured, itemsize_bytes
@@ -223,14 +242,14 @@ def _cached_plan(
     group = tuple(range(cluster.world_size)) if ranks is None else ranks
     options, rejected = list_options(op, cluster, group, root, pairs, peer_direct, algorithm, exact, plain)
     options = [option for option in options if option.tabled or not programs_only]
-    library, lacking = "", options[:0]
+    library, lacking = "", list["AlgorithmOption"]()
     if not exact and not programs_only:
         library, options, lacking = _split_by_library(op, cluster, options)
     if not options:
         raise ScheduleError(f"{op}: {'; '.join(f'{r.algorithm} does not apply: {r.why}' for r in rejected)}")
     (price, best), *slower = _sort_options(options, nbytes)
     proposed = _price_options(lacking, nbytes, below_s=price.total_s)
-    faster = [entry for entry in proposed if entry[0].total_s < price.total_s]
+    faster = [entry for entry in proposed if entry.price.total_s < price.total_s]
     return Plan(
         op=op,
         nbytes=nbytes,
@@ -246,7 +265,7 @@ def _cached_plan(
         bytes_per_rank=round(best.sent_share * nbytes),
         hops=tuple(sorted(best.hops().items())),
         busiest=_busiest_wire(best, nbytes),
-        alternatives=_list_alternatives(sorted([*slower, *proposed[len(faster) :]], key=_total_s), rejected),
+        alternatives=_list_alternatives(sorted([*slower, *proposed[len(faster) :]], key=_TOTAL_S), rejected),
         library=library,
         proposals=_list_alternatives(faster, ()),
         levels=find_crossings(cluster, group, best.parts),
@@ -256,7 +275,13 @@ def _cached_plan(
 
 
 def _check_request(op: str, nbytes: int, exact: bool) -> None:
-    """Raise `UsageError` for an unknown collective, a size out of range, or an exact order that it does not have."""
+    """Raise `UsageError` for an unknown collective, a size out of range, or `exact` with a collective that lacks it.
+
+    Args:
+        op: Name of the collective.
+        nbytes: Bytes of the whole vector.
+        exact: Whether the collective must reduce in the order of ranks.
+    """
     if op not in GENERATORS:
         raise UsageError(f"op: {op!r} is no collective; known are {', '.join(GENERATORS)}")
     if exact and op not in EXACT:
@@ -267,15 +292,26 @@ def _check_request(op: str, nbytes: int, exact: bool) -> None:
         raise UsageError(f"nbytes: expected 0 to {_MOST_BYTES}, got {nbytes}")
 
 
-def _sort_options(options: list[AlgorithmOption], nbytes: int) -> list[tuple[Price, AlgorithmOption]]:
+class _Priced(NamedTuple):
+    """An option with its price for some number of bytes."""
+
+    price: Price
+    option: AlgorithmOption
+
+
+_TOTAL_S = attrgetter("price.total_s")
+
+
+def _sort_options(options: list[AlgorithmOption], nbytes: int) -> list[_Priced]:
     """Return priced options: first the choice for the size class of `nbytes`, then the others, the fastest first."""
     priced = _price_options(options, size_class(nbytes))
     if nbytes == size_class(nbytes):
         return priced
-    best = priced[0][1]
+    # The cheapest option for the largest size of the class comes first, whatever its price for `nbytes`.
+    best = priced[0].option
     others = [option for option in options if option is not best]
     price = best.price(nbytes)
-    return [(price, best), *_price_options(others, nbytes, below_s=price.total_s)]
+    return [_Priced(price, best), *_price_options(others, nbytes, below_s=price.total_s)]
 
 
 def _split_by_library(
@@ -283,12 +319,17 @@ def _split_by_library(
 ) -> tuple[str, list[AlgorithmOption], list[AlgorithmOption]]:
     """Separate the algorithms of the machine's own library from the others.
 
+    Args:
+        op: Name of the collective.
+        cluster: The machine.
+        options: All options for the collective on a group.
+
     Returns:
-        The library's name, its options, and the others; no name and all options, if its algorithms for the collective
-        are not known, or if it has none for the group.
+        The name of the library, its options, and the other options. If it is not known which algorithms the library has
+        for the collective, or if it has none of the options: "", all options, and [].
     """
     library = cluster.machine.collectives.library
-    if library is None or not library.covers(op):
+    if library is None or not library.lists_schedules_of(op):
         return "", options, []
     has = [option for option in options if library.runs(op, option.made_of)]
     if not has:
@@ -296,24 +337,26 @@ def _split_by_library(
     return library.name, has, [option for option in options if option not in has]
 
 
-def _price_options(
-    options: Sequence[AlgorithmOption], nbytes: int, *, below_s: float = inf
-) -> list[tuple[Price, AlgorithmOption]]:
-    """Return options with their prices, the cheapest first; each price is the bound for later options."""
-    priced: list[tuple[Price, AlgorithmOption]] = []
+def _price_options(options: Sequence[AlgorithmOption], nbytes: int, *, below_s: float = inf) -> list[_Priced]:
+    """Return options with their prices, the cheapest first.
+
+    An option that cannot beat the cheapest one so far may be priced only roughly, for the data in one piece.
+
+    Args:
+        options: The options.
+        nbytes: Bytes of the whole vector.
+        below_s: Price of another option, which also counts as the cheapest so far.
+    """
+    priced: list[_Priced] = []
     for option in options:
         price = option.price(nbytes, below_s=below_s)
-        priced.append((price, option))
+        priced.append(_Priced(price, option))
         below_s = min(below_s, price.total_s)
-    return sorted(priced, key=_total_s)
-
-
-def _total_s(priced: tuple[Price, AlgorithmOption]) -> float:
-    return priced[0].total_s
+    return sorted(priced, key=_TOTAL_S)
 
 
 def _busiest_wire(option: AlgorithmOption, nbytes: int) -> BusiestWire | None:
-    """Return the wire that is busy longest, and its seconds for `nbytes`; None if no bytes are on wires."""
+    """Return the wire of an option that is busy longest, for `nbytes`; None if the option sends no messages."""
     busiest = option.busiest_wire()
     if busiest is None:
         return None
@@ -322,9 +365,8 @@ def _busiest_wire(option: AlgorithmOption, nbytes: int) -> BusiestWire | None:
     return BusiestWire(kind=kind, name=name, busy_s=s_per_byte * nbytes)
 
 
-def _list_alternatives(
-    priced: Sequence[tuple[Price, AlgorithmOption]], rejected: Sequence[Rejected]
-) -> tuple[Alternative, ...]:
+def _list_alternatives(priced: Sequence[_Priced], rejected: Sequence[Rejected]) -> tuple[Alternative, ...]:
+    """Return priced options with their times, then rejected algorithms with the reasons."""
     slower = (
         Alternative(algorithm=option.algorithm, detail=option.detail, predicted_s=price.total_s)
         for price, option in priced
@@ -345,12 +387,12 @@ NAMES = {
 
 
 def compare_terms(winner: CostBreakdown, second: CostBreakdown, name: str) -> str:
-    """Return the gain of the winner over the next best as a sentence, with its losses.
+    """Return a sentence that compares the cheapest option with the next best: the ratio, the largest gain and loss.
 
     Args:
-        winner: Terms of its time.
-        second: Terms of the next best one's time.
-        name: Name of the next best.
+        winner: Terms of the time of the cheapest option.
+        second: Terms of the time of the next best option.
+        name: Name of the next best option.
     """
     won, lost = asdict(winner), asdict(second)
     gains = {term: lost[term] - won[term] for term in won}
@@ -359,20 +401,26 @@ def compare_terms(winner: CostBreakdown, second: CostBreakdown, name: str) -> st
     first_s, second_s = sum(won.values()), sum(lost.values())
     ratio = second_s / first_s - 1 if first_s else 0.0
     compared = f"{ratio:.0%} faster than {name}" if ratio >= _NOTEWORTHY else f"as fast as {name}"
-    if ratio <= -_NOTEWORTHY:  # the largest size of a class decides for all of its sizes
+    if ratio <= -_NOTEWORTHY:  # possible, as the largest size of a class decides for all sizes of the class
         compared = f"{-ratio:.0%} slower than {name}, but faster for the largest size of the same class"
     return f"{compared}: {', but '.join(parts)}" if parts else compared
 
 
 _NOTEWORTHY = 0.005
+"""Least difference of two times that counts, as a share of the smaller one."""
 
 
 def _largest_gain(gains: dict[str, float], sign: int) -> list[tuple[str, float]]:
-    """Return the term with the largest gain, or loss, if it is noteworthy."""
+    """Return the term with the largest gain, or loss, as a list of one; an empty list if it is not noteworthy.
+
+    Args:
+        gains: Gain of each term, in seconds; losses are negative.
+        sign: 1 to look for a gain, -1 for a loss.
+    """
     name = max(gains, key=lambda term: sign * gains[term])
     most = max(abs(gain) for gain in gains.values())
     return [(name, gains[name])] if sign * gains[name] > max(0.05 * most, _LEAST_S) else []
 
 
 _LEAST_S = 5e-11
-"""Rounding of clocks with ticks of a picosecond, added up over some steps; smaller gains are not reported."""
+"""Smallest gain that is reported, in seconds: smaller ones may be sums of rounding to ticks of a picosecond."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from .clocks import CostBreakdown
 from .flat import PlanRequest
-from .option import Formula, FormulaTerms, Rejected
+from .option import Formula, Rejected
 
-# All inputs and all outputs, over the bytes of the whole vector: (ranks, pairs of a permute).
+# By collective: function (ranks, pairs of a permute) -> bytes of all inputs and outputs, in bytes of the whole vector.
 _TOUCHES: Mapping[str, Callable[[int, int], int]] = {
     "all_reduce": lambda p, _: 2 * p,
     "reduce_scatter": lambda p, _: p + 1,
@@ -23,27 +24,33 @@ _REFUSAL = "the short cut through shared memory has no table of transfers; plan 
 
 
 def short_cut_options(request: PlanRequest) -> tuple[list[Formula], list[Rejected]]:
-    """Return the short cut where all ranks of a group share memory, or why it does not apply."""
-    g, why = request.geometry, None
+    """Return the short cut through shared memory as the only option, or the reason why it does not apply.
+
+    It needs a group whose ranks all share memory. Both lists are empty if the request excludes it.
+    """
     if not request.considers("direct"):
         return [], []
+    g, why = request.geometry, None
+    # On a machine with any number of devices, such as "local", a node is a process: its ranks share memory.
     if g.cluster.machine.devices is not None:
         why = "it is for ranks of one process, which share all memory"
     elif g.size < 2:
         why = "a single rank meets no other"
     elif len(g.nodes) > 1:
         why = "its nodes share no memory"
-    return ([_direct_option(request)], []) if why is None else ([], [Rejected(algorithm="direct", why=why)])
+    if why is not None:
+        return [], [Rejected(algorithm="direct", why=why)]
+    return [_direct_option(request)], []
 
 
 def _direct_option(request: PlanRequest) -> Formula:
-    """Return the option "direct" of ranks in one process: one meeting, then each input is read, each output written."""
+    """Return the option "direct": all ranks meet, then each input is read once and each output written once."""
     overheads, size = request.geometry.cluster.machine.collectives.usual, request.geometry.size
     meeting_s = overheads.meeting_s.value * size if overheads.meeting_s else 0.0
     touches = _TOUCHES[request.collective](size, len(request.pairs))
     s_per_byte = 1 / overheads.memory_bytes_per_s.value if overheads.memory_bytes_per_s else 0.0
 
-    def terms(nbytes: float) -> FormulaTerms:
-        return FormulaTerms(launch_s=meeting_s, memory_s=touches * nbytes * s_per_byte)
+    def terms(nbytes: float) -> CostBreakdown:
+        return CostBreakdown(launch_s=meeting_s, memory_s=touches * nbytes * s_per_byte)
 
     return Formula("direct", "", terms, _REFUSAL)

@@ -1,4 +1,4 @@
-"""Rendezvous of the processes of `connect`: at an address that all know, or one that rank 0 puts into a store."""
+"""Rendezvous of the processes of `connect`: at an endpoint that all know, or at one that rank 0 puts into a store."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import secrets
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Protocol, TypeAlias
@@ -17,21 +17,22 @@ from ..kernel_facts import network_namespace
 from ..notice import notify
 from ..processes.identity import JoinError, RendezvousConfig
 from ..processes.launchers import is_loopback
+from ..processes.place import count_even_nodes
 from ..processes.secret import generate, user_secret
 from ..processes.sockets import ListenError, format_endpoint, listen, local_address, parse_endpoint
 from ..runtime.interrupts import interruptible
 from ..threads import start_thread
 
 _turns: Counter[object] = Counter()
-"""Connections so far, by place and rank: connections that follow each other at one place must not mix."""
+"""Number of connections so far, by (endpoint or "store", job, rank, size), so that successive ones are not mixed up."""
 
 # Interval at which rank 0 looks for requests that replace those of an earlier attempt.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 LATE_S = 10.0
-"""Seconds after which a late rank is named, as in a run without progress."""
+"""Seconds after which a notice names a late rank, as in a run without progress."""
 
 
-#: How a process joins the others, and how many machines there are; each has equally many ranks, in order.
+#: The configuration with which a process joins the others, and the number of machines, each with equally many ranks.
 Meeting: TypeAlias = "tuple[RendezvousConfig, int]"
 
 
@@ -50,8 +51,16 @@ def rendezvous_at_endpoint(
 ) -> Meeting:
     """Return the rendezvous at an endpoint that all processes know.
 
+    Args:
+        text: The endpoint, as "HOST:PORT".
+        rank: Index of this rank.
+        size: Number of ranks.
+        secret: Proof of membership; None: the secret of this user, which only the loopback interface allows.
+        job: Name of the job.
+        nodes: Number of machines; None: one on the loopback interface, otherwise one for each rank.
+
     Raises:
-        UsageError: If it is no endpoint, or others could join there.
+        UsageError: The text is no endpoint, has no port, or needs a secret; or `nodes` does not divide the ranks.
     """
     try:
         endpoint = parse_endpoint(text)
@@ -81,34 +90,41 @@ def rendezvous_at_endpoint(
 def rendezvous_through_store(
     store: RendezvousStore, rank: int, size: int, *, secret: bytes | None, job: str, nodes: int | None, host: str | None
 ) -> Iterator[Meeting]:
-    """Yield the rendezvous at a free port of rank 0, which the store passes on with a secret for this connection.
+    """Yield the rendezvous at a free port of rank 0, which sends it to the others through the store, with a secret.
 
-    A store may outlive processes, as that of an elastic agent does, and then holds the values of an earlier attempt. So
-    each rank asks with a number of its own, and rank 0 answers that number: an answer is never from an earlier attempt.
-    Rank 0 answers for the length of the block, because the first question that it reads may be an old one.
+    A store may outlive processes, as that of an elastic agent does, and then has values of an earlier attempt. So each
+    rank writes a request with a random number, and rank 0 answers under that number: an answer is never of an earlier
+    attempt. The first request that rank 0 reads may be an old one; so it answers new requests for the length of the
+    block.
+
+    Args:
+        store: The store.
+        rank: Index of this rank.
+        size: Number of ranks.
+        secret: Proof of membership; None: one that rank 0 generates.
+        job: Name of the job.
+        nodes: On rank 0, the number of machines; None: it is detected.
+        host: On rank 0, the name or address at which the other ranks reach it; None: it is detected.
 
     Raises:
-        JoinError: If the store has a value of another program.
+        JoinError: The store has a value of another program.
+        UsageError: Rank 0 cannot listen at `host`, or `nodes` does not divide the ranks.
     """
     turn = _count_connection("store", job, rank, size)
+    asks: dict[int, str] = {}
     try:
         if rank:
-            ask = f"{secrets.token_hex(8)} {network_namespace()}"
-            store.set(_ask_key(job, rank, turn), ask.encode())
-            key = _answer_key(job, rank, ask, turn)
-            with _warn_if_late(rank, 0):
-                answer = _wait_for_value(store, key)
-        else:
-            asks: dict[int, str] = {}
-            for other in range(1, size):
-                with _warn_if_late(rank, other):
-                    asks[other] = _wait_for_value(store, _ask_key(job, other, turn)).decode()
+            key, answer = _ask_rank_0(store, job, turn, rank)
+        for other in range(1, size) if rank == 0 else ():
+            with _warn_if_late(rank, other):
+                asks[other] = _wait_for_value(store, _ask_key(job, other, turn)).decode()
     except BaseException:
-        _turns["store", job, rank, size] -= 1  # nobody was met: the next attempt asks where the others wait
+        _turns["store", job, rank, size] -= 1  # the next attempt uses this number again, under which others wait
         raise
     if rank:
         yield _parse_answer(answer, key, rank, size, secret)
         return
+    # a request is "NUMBER NAMESPACE"; processes of one machine have one network namespace
     machines = [network_namespace(), *(ask.partition(" ")[2] for ask in asks.values())]
     address = host or ("127.0.0.1" if len(set(machines)) == 1 else _find_outward_address())
     try:
@@ -119,7 +135,7 @@ def rendezvous_through_store(
         "endpoint": [address, listener.getsockname()[1]],
         "secret": (secret or generate()).hex(),
         "job": f"{job}-{secrets.token_hex(8)}",
-        "nodes": _check_nodes(nodes, size) if nodes else _count_nodes(machines),
+        "nodes": _check_nodes(nodes, size) if nodes else count_even_nodes(machines),
     }
     answer = json.dumps(rendezvous).encode()
     config, nodes = _parse_answer(answer, job, rank, size, secret)
@@ -127,15 +143,34 @@ def rendezvous_through_store(
         yield replace(config, listener=listener), nodes
 
 
+def _ask_rank_0(store: RendezvousStore, job: str, turn: int, rank: int) -> tuple[str, bytes]:
+    """Request the rendezvous from rank 0, and wait; return the key and the value of the answer.
+
+    Args:
+        store: The store.
+        job: Name of the job.
+        turn: Number of this connection of the job.
+        rank: Index of this rank.
+    """
+    ask = f"{secrets.token_hex(8)} {network_namespace()}"
+    store.set(_ask_key(job, rank, turn), ask.encode())
+    key = _answer_key(job, rank, ask, turn)
+    with _warn_if_late(rank, 0):
+        return key, _wait_for_value(store, key)
+
+
 @interruptible
 def _wait_for_value(store: RendezvousStore, key: str) -> bytes:
-    """Return a value of the store once it is there; an interrupt ends the wait."""
+    """Wait until the store has a value, and return it; an interrupt ends the wait."""
     return bytes(store.get(key))
 
 
 @contextmanager
 def _warn_if_late(rank: int, other: int) -> Iterator[None]:
-    """Name a rank that does not arrive at the store in time: the store's own time-out may be half an hour."""
+    """Print a notice if the block takes longer than `LATE_S`. In the block, `rank` waits for rank `other`.
+
+    The store's own time-out may be half an hour.
+    """
     why = "which has not connected, or is stopped" if other else "which has not connected, or waits for others"
     message = (
         f"rank {rank} has waited {LATE_S:g} s at the store for rank {other}, {why}; the store's time-out ends that"
@@ -150,11 +185,12 @@ def _warn_if_late(rank: int, other: int) -> Iterator[None]:
 
 
 def _ask_key(job: str, rank: int, turn: int = 0) -> str:
-    """Return the key under which a rank requests the rendezvous; `turn` counts the connections of one job."""
+    """Return the key under which a rank writes its request; `turn` is the number of the connection in its job."""
     return f"overlap/{job}/{turn}/asks/{rank}"
 
 
 def _answer_key(job: str, rank: int, ask: str, turn: int = 0) -> str:
+    """Return the key of the answer to a rank's request `ask`, "NUMBER NAMESPACE", of which it has the number."""
     return f"overlap/{job}/{turn}/answer/{rank}/{ask.partition(' ')[0]}"
 
 
@@ -162,11 +198,19 @@ def _answer_key(job: str, rank: int, ask: str, turn: int = 0) -> str:
 def _answer_requests(
     store: RendezvousStore, job: str, turn: int, asks: dict[int, str], answer: bytes
 ) -> Iterator[None]:
-    """Answer the request of each rank, and every later one for the length of the block."""
+    """Answer the request of each rank, and every later one for the length of the block.
+
+    Args:
+        store: The store.
+        job: Name of the job.
+        turn: Number of this connection of the job.
+        asks: The last request of each rank, by rank; updated when a rank writes another one.
+        answer: The answer to all requests.
+    """
     ended = threading.Event()
 
     def answer_new() -> None:
-        """Answer each request that has changed since the last look."""
+        """Answer each request that has changed since the last call."""
         for rank, last_ask in asks.items():
             ask = _wait_for_value(store, _ask_key(job, rank, turn)).decode()
             if ask != last_ask:
@@ -174,9 +218,9 @@ def _answer_requests(
                 store.set(_answer_key(job, rank, ask, turn), answer)
 
     def watch() -> None:
-        """Look for new requests until the block ends, less often the longer it takes."""
+        """Answer new requests until the block ends, with growing pauses."""
         pause_s = _FIRST_PAUSE_S
-        with suppress(Exception):  # the store is closed; the call of a rank that still asks raises that error
+        with suppress(Exception):  # the store was closed; a rank that still waits for an answer gets that error itself
             while not ended.wait(pause_s):
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 answer_new()
@@ -193,7 +237,18 @@ def _answer_requests(
 
 
 def _parse_answer(answer_bytes: bytes, key: str, rank: int, size: int, secret: bytes | None) -> Meeting:
-    """Return the rendezvous that rank 0 has written to a store."""
+    """Return the rendezvous from the answer of rank 0.
+
+    Args:
+        answer_bytes: The answer, a value of the store.
+        key: Key of the value, for the error.
+        rank: Index of this rank.
+        size: Number of ranks.
+        secret: Proof of membership; None: the secret in the answer.
+
+    Raises:
+        JoinError: The value is of another program.
+    """
     try:
         answer = json.loads(answer_bytes)
         host, port = answer["endpoint"]
@@ -212,30 +267,30 @@ def _parse_answer(answer_bytes: bytes, key: str, rank: int, size: int, secret: b
 
 
 def _count_connection(place: object, job: str, rank: int, size: int) -> int:
-    """Count a connection of a rank at an endpoint or store; return its number there, from 0."""
+    """Count a connection of a rank at an endpoint or store, and return its number there, from 0.
+
+    Args:
+        place: The endpoint, or "store".
+        job: Name of the job.
+        rank: Index of the rank.
+        size: Number of ranks.
+    """
     key = (place, job, rank, size)
     _turns[key] += 1
     return _turns[key] - 1
 
 
 def _check_nodes(nodes: int, size: int) -> int:
-    """Refuse numbers of machines that do not divide the ranks."""
+    """Return `nodes`, a number of machines; raise `UsageError` if it does not divide `size`, the number of ranks."""
     if not isinstance(nodes, int) or nodes < 1 or size % nodes:
         raise UsageError(f"nodes: expected a number of machines that divides the {size} ranks, got {nodes!r}")
     return nodes
 
 
-def _count_nodes(machines: Sequence[str]) -> int:
-    """Return the number of machines, if they have equally many ranks in order; else each rank counts as one."""
-    different = list(dict.fromkeys(machines))
-    in_order = [machine for machine in different for _ in range(len(machines) // len(different))] == list(machines)
-    return len(different) if in_order else len(machines)
-
-
 def _find_outward_address() -> str:
     """Return the address of this machine that other machines probably reach."""
     with suppress(OSError):
-        return local_address(("192.0.2.1", 9))  # RFC 5737: an address for documentation, on no host
+        return local_address(("192.0.2.1", 9))  # an address that no host has (RFC 5737): by the default route
     with suppress(OSError):
         return socket.gethostbyname(socket.gethostname())
     return "127.0.0.1"

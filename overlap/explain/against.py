@@ -10,7 +10,7 @@ from .causes import WORDING
 from .report import Why
 
 MIN_STEPS = 3
-"""Steps on each side; with fewer, chance gives any order of them too often."""
+"""Least number of steps of each job; with fewer, chance sorts them into any order too often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +24,13 @@ class Comparison:
 def compare(new: Why, old: Why) -> Comparison:
     """Compare the steps of two jobs: regression, improvement, noise, or undecided.
 
-    A difference counts if every step of one is longer than every step of the other: by chance that has a probability
-    of 1 in 10 with three steps each, and of 1 in 126 with five. Else it is noise. Cost: the steps.
+    A difference counts if every step of one job is longer than every step of the other. By chance that has a
+    probability of 1 in 10 with three steps each, and of 1 in 126 with five. Otherwise it is noise. Cost: a sort of the
+    steps.
+
+    Args:
+        new: The report on the newer job.
+        old: The report on the older job.
     """
     new_ns, old_ns = sorted(new.per_step().values()), sorted(old.per_step().values())
     if not new_ns or not old_ns:
@@ -38,6 +43,7 @@ def compare(new: Why, old: Why) -> Comparison:
             judgement="undecided",
             sentence=f"cannot be told: a step takes {change}, but {counts} are too few: record {MIN_STEPS} or more",
         )
+    # Both lists are sorted: the ranges of step times overlap.
     if new_ns[0] <= old_ns[-1] and old_ns[0] <= new_ns[-1]:
         old_range = f"{format_ns(old_ns[0])} to {format_ns(old_ns[-1])} before"
         spread = f"{old_range}, {format_ns(new_ns[0])} to {format_ns(new_ns[-1])}"
@@ -53,7 +59,15 @@ def compare(new: Why, old: Why) -> Comparison:
 
 
 def _largest_change(new: Why, old: Why, sign: int) -> str:
-    """Return the cause that changed most in the direction of the whole, as text with its call site; "" if none did."""
+    """Return the cause that contributes most to the change, as ", of which 3.0 ms more is CAUSE at LINE".
+
+    "" if no cause changed in the direction of the steps.
+
+    Args:
+        new: The report on the newer job.
+        old: The report on the older job.
+        sign: 1 if steps have become longer, -1 if shorter.
+    """
     causes = {cause for why in (new, old) for _, _, cause, _ in why.costs}
     changes = {
         cause: sign * (median(new.per_step(cause).values()) - median(old.per_step(cause).values())) for cause in causes
@@ -61,8 +75,10 @@ def _largest_change(new: Why, old: Why, sign: int) -> str:
     largest = max(changes, key=lambda cause: changes[cause], default="")
     if not largest or changes[largest] <= 0:
         return ""
-    places = next(
-        (each.places for why in (new, old) for each in why.causes if each.cause == largest and each.places), ()
-    )
+    places = _call_sites_of(largest, new) or _call_sites_of(largest, old)
     where = f" at {places[0]}" if places else ""
     return f", of which {format_ns(changes[largest])} {'more' if sign > 0 else 'less'} is {WORDING[largest]}{where}"
+
+
+def _call_sites_of(cause: str, why: Why) -> tuple[str, ...]:
+    return next((each.places for each in why.causes if each.cause == cause), ())

@@ -1,4 +1,4 @@
-"""Causes: names of all that a nanosecond of a step can be spent on, and their wording."""
+"""Causes: the names of everything that a rank can spend time on, and their wording."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ WORDING = {
     LOOP: "the program keeps the event loop",
     UNKNOWN: "nothing is recorded",
 }
-"""Causes, and how a page words them. `COMM` is what cannot be divided into `WAIT` and `WIRE`."""
+"""Causes, and their text on a page. `COMM` is communication that cannot be divided into `WAIT` and `WIRE`."""
 
 OWN_WORDING = WORDING | {
     COPY: "copies and sets of memory",
     QUEUE: "queued: operations wait for others, and nothing runs",
     UNKNOWN: "idle: nothing runs, and nothing is queued",
 }
-"""The wording of our own traces, which record all that a rank does."""
+"""The text for traces of overlap itself, which record everything that a rank does."""
 
 NAMES = tuple(WORDING)
 HOST = (LAUNCH, SYNC, DATA, PYTHON, GC, LOCK, FILES, ALLOCATOR, STARTUP, COMPILE, CAPTURE)
-"""Causes of an idle device that are the host's."""
+"""Causes of an idle device for which the host is to blame."""

@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import UsageError
 from ..timeline.files.children import Progress, read_files
 from ..timeline.files.merge import merged
-from ..timeline.files.packed import is_array, is_profile, read_beginning, unpacking
+from ..timeline.files.packed import is_json_array, is_profile, read_beginning, unpacking
 from ..timeline.files.reading import read_trace
 from ..timeline.spans import Timeline
 from .page import page_columns
@@ -33,13 +33,14 @@ def why(
     """Explain a slow or stuck job in one sentence, with its causes and advice.
 
     Args:
-        source: A timeline, or a trace of PyTorch's profiler (packed or not), of ours or of another tool, a dump of a
-            flight recorder, a report that `overlap why --json` printed, or a folder with such files, one of each rank.
+        source: A timeline, or a path: of a trace of PyTorch's profiler (compressed or not), of overlap or of another
+            tool, of a dump of a flight recorder, of a report that `overlap why --json` printed, or of a folder with
+            such files, one for each rank.
         more: More files of the same job.
-        step: The step to show; None for the median one.
+        step: The step to show, or None for the median one.
 
     Raises:
-        UsageError: A file cannot be read, or files are not of one job; or a timeline has no such step, or no span.
+        UsageError: A file cannot be read, files are not of one job, or the step is not recorded.
     """
     if not isinstance(source, Timeline):
         return explain_files([source, *more], step=step)
@@ -59,16 +60,17 @@ def explain_files(
 
     Args:
         paths: The files.
-        step: The step to show; None for the median one.
-        progress: Shows the reading.
-        whole: Whether to list all ranks of a stuck job.
+        step: The step to show, or None for the median one.
+        progress: Reports how far the reading of files is; None: no reports.
+        whole: Whether the page on a stuck job lists all ranks, not only those with room.
 
     Raises:
         UsageError: As for `why`.
     """
     named = [Path(path) for path in paths]
     for path in named:
-        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe: to look at its beginning may block
+        # The beginning of a pipe could be read only once, and reading it may block.
+        if path.exists() and not (path.is_file() or path.is_dir()):
             raise UsageError(f"why: {path} is no regular file, and is read more than once: save it, and name that")
     unpacking.nbytes = 0
     from . import hang  # which most programs never need
@@ -80,33 +82,39 @@ def explain_files(
     if len(files) == 1 and (report := _read_report(files[0])) is not None:
         return report
     profiles = [file for file in files if is_profile(read_beginning(file))]
-    other_files = [file for file in files if file not in profiles]
     if not profiles:
         timelines = [read_trace(file) for file in files]
         return explain_timeline(timelines[0] if len(timelines) == 1 else merged(timelines), step=step)
-    traces = [
-        file for file in other_files
-        if file in named or b'"traceEvents"' in (begin := read_beginning(file)) or is_array(begin)
-    ]  # fmt: skip
-    if traces:
-        raise UsageError(
-            f"why: {traces[0]} is no trace of PyTorch's profiler, but {profiles[0]} is: name files of one kind"
-        )
-    read = read_files(measure_file, [[file] for file in profiles], progress=progress)
-    if refusal := next((each for each in read if isinstance(each, UsageError)), None):
-        raise refusal
-    reports = [each for each in read if not isinstance(each, UsageError)]
-    reports = reports if len(reports) == 1 else [_with_named_rank(report) for report in reports]
-    found = explain_profiles(reports, step=step)
+    other_files = [file for file in files if file not in profiles]
+    for file in other_files:
+        if file in named or b'"traceEvents"' in (begin := read_beginning(file)) or is_json_array(begin):
+            raise UsageError(
+                f"why: {file} is no trace of PyTorch's profiler, but {profiles[0]} is: name files of one kind"
+            )
+    found = explain_profiles(_measure_files(profiles, progress), step=step)
     note = f"left out, as they are no traces of PyTorch's profiler: {', '.join(file.name for file in other_files)}"
     return replace(found, notes=(*found.notes, note)) if other_files else found
 
 
-def _trace_files(path: Path) -> list[Path]:
-    """Return the files of a folder that may be traces, or a file itself.
+def _measure_files(profiles: Sequence[Path], progress: Progress | None) -> list[RankReport]:
+    """Measure files of PyTorch's profiler. If there are several, a file without its rank gets it from its name.
 
     Raises:
-        UsageError: There is none.
+        UsageError: A file cannot be read.
+    """
+    reports = list[RankReport]()
+    for report in read_files(measure_file, profiles, progress=progress):
+        if isinstance(report, UsageError):
+            raise report
+        reports.append(report)
+    return reports if len(reports) == 1 else [_with_rank_of_file_name(report) for report in reports]
+
+
+def _trace_files(path: Path) -> list[Path]:
+    """Return the files of a folder that may be traces, by their suffix; of a file, the file itself.
+
+    Raises:
+        UsageError: The path does not exist, or the folder has no such file.
     """
     if not path.is_dir():
         if not path.exists():
@@ -115,7 +123,7 @@ def _trace_files(path: Path) -> list[Path]:
     inside = sorted(path.iterdir())
     files = [each for each in inside if each.is_file() and each.name.endswith(TRACE_SUFFIXES)]
     folders = [each for each in inside if each.is_dir()]
-    if not files and len(folders) == 1:  # as archives are unpacked
+    if not files and len(folders) == 1:  # an unpacked archive often has one folder in a folder
         return _trace_files(folders[0])
     if not files:
         suffixes = ", ".join(TRACE_SUFFIXES[:3])
@@ -124,7 +132,11 @@ def _trace_files(path: Path) -> list[Path]:
 
 
 def _read_report(path: Path) -> Why | None:
-    """Return a report that `overlap why --json` has written; None if a file is something else or larger than one."""
+    """Return the report that `overlap why --json` wrote into a file, or None if the file is something else.
+
+    Raises:
+        UsageError: The file cannot be read, or the report is damaged or of a newer version.
+    """
     try:
         if path.stat().st_size > MAX_REPORT_BYTES:
             return None
@@ -134,8 +146,11 @@ def _read_report(path: Path) -> Why | None:
     return from_json(data) if f'"schema": "{SCHEMA}"'.encode() in data and b'"traceEvents"' not in data else None
 
 
-def _with_named_rank(report: RankReport) -> RankReport:
-    """Return a report with the rank in its file's name; unchanged if the file has a rank or the name has none."""
+def _with_rank_of_file_name(report: RankReport) -> RankReport:
+    """Return a report whose rank is taken from the file's name, such as "rank_3.json".
+
+    It is unchanged if the file itself names the rank, or if the name has none.
+    """
     found = _RANK.search(Path(report.path).name)
     if report.named_rank is not None or not found:
         return report

@@ -10,7 +10,7 @@ from ..errors import UsageError
 from ..flight.dumps import Dump, looks_like_dump, rank_views, ranks_without_dump, read_dump
 from ..flight.ends import judge_records, name_missing_processes
 from ..flight.folder import ENDING
-from ..flight.records import recent_world
+from ..flight.records import newest_recorded_world
 from ..ranklist import named_ranks
 from ..timeline.files.children import read_files
 from ..units import wrapped
@@ -24,7 +24,7 @@ _MOST_REFUSALS, _MOST_NOTES = 8, 4  # on files that cannot be read
 
 
 def is_dump(path: Path) -> bool:
-    """Whether a path is a dump or a flight record, or a folder with some."""
+    """Whether a path is a dump, a flight record, or a folder with at least one of them."""
     if path.is_dir():
         return next(_find_dumps(path), None) is not None
     return path.suffix == ENDING or looks_like_dump(path)
@@ -43,12 +43,12 @@ def judge(paths: Sequence[Path], *, full: bool = False, width: int = PAGE_COLUMN
     """Return the verdict on dumps and flight records.
 
     Args:
-        paths: Files, or folders with some; without any, the folder where this machine's flight records lie.
+        paths: Files, or folders with some; empty: the default folder of flight records.
         full: Whether the page shows all ranks, and not only those that `PAGE_LINES` lines have room for.
         width: Columns of the page; text is wrapped, and nothing is cut off.
 
     Raises:
-        UsageError: If no file can be read.
+        UsageError: No file can be read.
     """
     dumps: list[Path] = []
     records: list[str] = []
@@ -56,7 +56,7 @@ def judge(paths: Sequence[Path], *, full: bool = False, width: int = PAGE_COLUMN
         files = sorted(_find_dumps(path)) if path.is_dir() else [path]
         dumps += [file for file in files if file.suffix != ENDING]
         inside = [file for file in files if file.suffix == ENDING]
-        # A folder stays one: its run may remove records meanwhile.
+        # Folders are passed on as such, each once, as a run may remove records before they are read.
         records += dict.fromkeys(str(file.parent if path.is_dir() else file) for file in inside)
     if paths and not dumps and not records:
         raise UsageError(f"why: neither dumps nor flight records in {', '.join(map(str, paths))}; name their folder")
@@ -64,6 +64,7 @@ def judge(paths: Sequence[Path], *, full: bool = False, width: int = PAGE_COLUMN
     found += [_judge_dumps(dumps, full=full, width=width)] if dumps else []
     if len(found) == 1:
         return found[0]
+    # Both kinds of files. The dumps of torch come last, as they have the operations that the program called.
     of_records, of_dumps = found
     return Hang(
         sentence=f"{of_records.sentence}; torch: {of_dumps.sentence}", verdict=of_dumps.verdict, also=found,
@@ -73,8 +74,14 @@ def judge(paths: Sequence[Path], *, full: bool = False, width: int = PAGE_COLUMN
 
 
 def _judge_records(files: Sequence[str], *, full: bool, width: int) -> Hang:
-    """Return the verdict on flight records: that of the world which began last."""
-    world, job, more = recent_world(files)
+    """Return the verdict on the world that began last among some flight records.
+
+    Args:
+        files: Flight records, or folders with some; empty: the default folder.
+        full: Whether the page shows all ranks, and not only those that `PAGE_LINES` lines have room for.
+        width: Columns of the page.
+    """
+    world, job, more = newest_recorded_world(files)
     views, verdict, notes = judge_records(world)
     lines = table(rows(views, world.flights[0].world_size, verdict), world.end_ns)
     footer = [*name_missing_processes(world), *more]
@@ -83,30 +90,45 @@ def _judge_records(files: Sequence[str], *, full: bool, width: int) -> Hang:
 
 
 def _judge_dumps(files: Sequence[Path], *, full: bool, width: int) -> Hang:
-    """Return the verdict on dumps: that of the newest run, with notes on files that cannot be read."""
-    half = len(files) // 2
-    found = read_files(read_dump, [files[:half], files[half:]])
+    """Return the verdict on the newest run among some dumps, with notes on files that cannot be read.
+
+    Args:
+        files: The dumps.
+        full: Whether the page shows all ranks, and not only those that `PAGE_LINES` lines have room for.
+        width: Columns of the page.
+
+    Raises:
+        UsageError: No file can be read. The message has the reasons for the first ones.
+    """
+    found = read_files(read_dump, files)
     dumps = [dump for dump in found if isinstance(dump, Dump)]
     refusals = [f"not read: {refusal}" for refusal in found if isinstance(refusal, UsageError)]
     if not dumps:
         raise UsageError("\n".join(refusals[:_MOST_REFUSALS]))
-    run, notes = _newest_run(dumps)
+    run, run_notes = _newest_run(dumps)
     if len(versions := sorted({dump.version for dump in run.values()})) > 1:
         refusals.append(f"the dumps are of different versions of the recorder: {', '.join(versions)}")
     missing, views = ranks_without_dump(run), rank_views(run)
     size = len(run) + len(missing)
     verdict = waits.judge(views, size)
-    own_notes = [f"before it: {sentence(verdict.earlier)}; these calls have ended"] if verdict.earlier else []
-    own_notes += [f"no dump of {named_ranks(missing)}"] if missing else []
-    notes = [*own_notes, *notes, *refusals[:_MOST_NOTES]]
+    notes = [f"before it: {sentence(verdict.earlier)}; these calls have ended"] if verdict.earlier else []
+    notes += [f"no dump of {named_ranks(missing)}"] if missing else []
+    notes += [*run_notes, *refusals[:_MOST_NOTES]]
     now_ns = max((end.issued_ns for view in views for end in view.ends), default=0)
     lines = table(rows(views, size, verdict), now_ns)
-    return _make_report(
-        verdict, missing, notes, _page_lines([sentence(verdict), *notes], lines, [], full=full, width=width)
-    )
+    page = _page_lines([sentence(verdict), *notes], lines, [], full=full, width=width)
+    return _make_report(verdict, missing, notes, page)
 
 
 def _make_report(verdict: waits.WaitVerdict, missing: Sequence[int], notes: Sequence[str], page: Sequence[str]) -> Hang:
+    """Return a verdict on waits as a report, with its operations as plain data.
+
+    Args:
+        verdict: The verdict.
+        missing: Ranks without a record.
+        notes: Lines on what was read.
+        page: Lines of the page.
+    """
     return Hang(
         sentence=sentence(verdict), verdict=verdict.kind.value, ranks=verdict.culprits, missing=missing, notes=notes,
         page=page, operations=[
@@ -119,7 +141,16 @@ def _make_report(verdict: waits.WaitVerdict, missing: Sequence[int], notes: Sequ
 def _page_lines(
     head: Sequence[str], ranks: Sequence[str], footer: Sequence[str], *, full: bool, width: int
 ) -> list[str]:  # fmt: skip
-    """Return the lines of a page: paragraphs, a table of ranks, of which some may have no room, and more paragraphs."""
+    """Return the lines of a page: paragraphs, the table of ranks, and more paragraphs, all wrapped.
+
+    Args:
+        head: Paragraphs above the table.
+        ranks: Lines of the table, the heads first.
+        footer: Paragraphs below the table.
+        full: Whether to show the whole table. Otherwise lines are left out until the page has `PAGE_LINES` lines, but
+            two lines of the table stay.
+        width: Columns of the page.
+    """
     above, below = ([line for text in texts for line in wrapped(text, width)] for texts in (head, footer))
     table_rows = [wrapped(line, width, rest="    ") for line in ranks]
     room, shown = PAGE_LINES - len(above) - len(below) - 1, len(table_rows)
@@ -131,10 +162,18 @@ def _page_lines(
 
 
 def _newest_run(dumps: Sequence[Dump]) -> tuple[Mapping[int, Dump], list[str]]:
-    """Return the dumps of one run: where ranks occur twice, files of one folder and one prefix belong together."""
+    """Choose the dumps of one run.
+
+    If each rank has one dump, all are of one run. Otherwise files of one folder with one prefix are a run, and the run
+    with the newest operation is taken.
+
+    Returns:
+        The dumps by rank, and a list with one note if there are several runs.
+    """
     best: dict[tuple[str, str, int], Dump] = {}
-    for dump in dumps:  # a rank may have written both a pickle, which has stacks, and JSON
+    for dump in dumps:
         key = (str(dump.path.parent), dump.prefix, dump.rank)
+        # A rank may have written a pickle and JSON: the one with stacks, which give the lines of calls, is better.
         if key not in best or any(end.call.site for end in dump.ends):
             best[key] = dump
     if len({rank for *_, rank in best}) == len(best):

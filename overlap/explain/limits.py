@@ -18,12 +18,17 @@ class Limit:
     """A condition on a report, such as `wire > 5%` or `step > 41ms`, that a run must not meet."""
 
     name: str  # "step" (the longest rank's time), or a cause (mean of the ranks)
-    above: bool  # Whether the condition holds above the bound, or else below
-    bound: float  # In percent of the ranks' time, or in nanoseconds
+    above: bool  # True: the condition holds above the bound; False: below it
+    bound: float  # In percent of the step if `unit` is "%", else in nanoseconds
     unit: str  # "%", "ns", "us", "ms" or "s"
 
     def failure_text(self, value: float) -> str:
-        """Return text with a value that meets the condition, in percent or nanoseconds as the bound; "" for others."""
+        """Return the failure of a value that meets the condition, such as "wire is 7.2%, above 5%"; otherwise "".
+
+        Args:
+            value: In percent or in nanoseconds, as the bound.
+        """
+        # The bound itself does not meet the condition.
         if value <= self.bound if self.above else value >= self.bound:
             return ""
         found = f"{value:.3g}%" if self.unit == "%" else format_ns(value)
@@ -32,19 +37,19 @@ class Limit:
 
 
 def parse_limit(text: str, names: Sequence[str]) -> Limit:
-    """Read `NAME > BOUND` or `NAME < BOUND`, where NAME is one of `names`.
+    """Parse `NAME > BOUND` or `NAME < BOUND`, where NAME is one of `names`.
 
     Raises:
-        UsageError: If the text is no condition, or the unit does not fit the name.
+        UsageError: The text is no condition, or the unit does not fit the name.
     """
     match = _LIMIT.fullmatch(text)
-    if match is None or match[1] not in names or match[4] not in ("%", *_UNITS_NS):
+    name, sign, number, unit = match.groups() if match is not None else ("", "", "", "")
+    if name not in names or unit not in ("%", *_UNITS_NS):
         raise UsageError(
             f"--fail-if: {text!r} is no condition; write one of {', '.join(names)}, then < or >, then a number with "
             "%, ns, us, ms or s: 'wire > 5%'"
         )
-    name, unit = match[1], match[4]
     if name == "step" and unit == "%":
         raise UsageError(f"--fail-if: {text!r}: step is a time; write one, such as 'step > 40ms'")
-    bound = float(match[3]) * (1 if unit == "%" else _UNITS_NS[unit])
-    return Limit(name=name, above=match[2] == ">", bound=bound, unit=unit)
+    bound = float(number) * (1 if unit == "%" else _UNITS_NS[unit])
+    return Limit(name=name, above=sign == ">", bound=bound, unit=unit)

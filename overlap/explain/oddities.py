@@ -1,4 +1,4 @@
-"""Oddities of a timeline: spans that cannot be true, and how they are shown."""
+"""Oddities of a timeline: spans that cannot be true, and how reports treat them."""
 
 from __future__ import annotations
 
@@ -8,37 +8,38 @@ from ..timeline.columnar import NONE, SpanColumns
 from ..timeline.spans import LEFT_OUT, ORIGIN, Timeline
 
 
-def oddities(timeline: Timeline) -> str:
-    """Return the faults of a timeline in one line, and how they are shown; "" without faults."""
+def describe_oddities(timeline: Timeline) -> str:
+    """Return the faults of a timeline in one line, with how reports treat them; "" without faults."""
     columns, ours = timeline.columns, ORIGIN not in timeline.meta
     faults = [timeline.meta.get(LEFT_OUT, "")]
-    if ours:  # a compute of another tool may be many kernels at once
-        faults += [_crossing_computes(columns), _starts_before_call(columns)]
+    if ours:  # in traces of other tools, computes may overlap: they are many kernels
+        faults += [_describe_overlapping_computes(columns), _describe_early_starts(columns)]
     if columns.rank.size and timeline.world_size <= int(columns.rank.max()):
         faults.append(f"the file says {timeline.world_size} ranks, and has rank {columns.rank.max()}; all are shown")
     return "; ".join(filter(None, faults))
 
 
-def _crossing_computes(columns: SpanColumns) -> str:
-    """Return text on issued computes that overlap on one lane, where only one can run at a time; "" if none do."""
+def _describe_overlapping_computes(columns: SpanColumns) -> str:
+    """Return a text on computes of one stream of a rank that overlap, though only one can run at a time; "" if none."""
     issued = columns.is_kind("compute") & (columns.issued_ns != NONE)
     compute = columns.take(issued & (columns.end_ns > columns.start_ns))
     thread = compute.rank * len(compute.texts) + compute.lane
-    order = np.argsort(thread, kind="stable")  # they are in order of start
+    order = np.argsort(thread, kind="stable")  # within a thread they stay in order of start
     thread, start_ns, end_ns = thread[order], compute.start_ns[order], compute.end_ns[order]
-    crossing = np.flatnonzero((thread[1:] == thread[:-1]) & (start_ns[1:] < end_ns[:-1]))
-    if not len(crossing):
+    overlapping = np.flatnonzero((thread[1:] == thread[:-1]) & (start_ns[1:] < end_ns[:-1]))
+    if not len(overlapping):
         return ""
-    (span,) = compute.take(order[crossing[:1] + 1]).spans()
-    verb = "begins" if len(crossing) == 1 else "begin"
+    # The example is the later span of the first pair.
+    (span,) = compute.take(order[overlapping[:1] + 1]).spans()
+    verb = "begins" if len(overlapping) == 1 else "begin"
     return (
-        f"{_span_count(len(crossing))} on a lane of computes {verb} before the one before has ended "
+        f"{_span_count(len(overlapping))} on a lane of computes {verb} before the one before has ended "
         f"(first: '{span.name}' of rank {span.rank} on '{span.lane}'), which counts once"
     )
 
 
-def _starts_before_call(columns: SpanColumns) -> str:
-    """Return text on spans that begin before their call; "" if none do."""
+def _describe_early_starts(columns: SpanColumns) -> str:
+    """Return a text on spans that begin before the call that issued them; "" if none do."""
     called = (columns.issued_ns != NONE) & (columns.issued_ns > columns.start_ns)
     if not (count := int(called.sum())):
         return ""

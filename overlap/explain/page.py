@@ -11,10 +11,10 @@ from ..units import figure, figure_unit
 from .report import Advice, Why
 
 COLUMNS = 100
-"""Width of a page where neither a terminal nor the variable COLUMNS says another."""
+"""Width of a page without a terminal and without the variable COLUMNS."""
 _LEAST_COLUMNS = 40
 _SMALL = 0.01
-"""Part of a step: causes with less share a line."""
+"""Causes that take less than this part of a step are listed together on one line."""
 
 
 def page_lines(why: Why, width: int | None = None) -> list[str]:
@@ -22,24 +22,24 @@ def page_lines(why: Why, width: int | None = None) -> list[str]:
 
     Args:
         why: The report.
-        width: Columns; None: those of the terminal, or of the variable COLUMNS.
+        width: Columns; None: the width of the terminal, or the variable COLUMNS.
     """
     if why.hang is not None:
         return [printable(line) for line in why.hang.page]
     columns = width or page_columns()
-    lines = [*_wrap(why.verdict, columns), ""]
+    lines = [*wrap_line(why.verdict, columns), ""]
     for line in _cause_lines(why):
-        lines += _wrap(line, columns, indent=21)
+        lines += wrap_line(line, columns, indent=21)
     for number, item in enumerate(why.advice, 1):
         lines += [""] * (number == 1) + _advice_lines(number, item, columns)
     shown = [f"step {why.step} is shown; {len(why.steps_ns)} are recorded"] if len(why.steps_ns) > 1 else []
     for line in (*shown, *(f"cannot be told: {each}" for each in why.undecided), *why.notes):
-        lines += _wrap(line, columns, indent=3)
+        lines += wrap_line(line, columns, indent=3)
     return lines
 
 
 def page_columns(default: int = COLUMNS) -> int:
-    """Return the columns of the terminal, or of the variable COLUMNS; `default` without either."""
+    """Return the variable COLUMNS, or the width of the terminal, or `default` without both; at least 40."""
     return max(get_terminal_size((default, 0)).columns, _LEAST_COLUMNS)
 
 
@@ -57,16 +57,22 @@ def _cause_lines(why: Why) -> Iterator[str]:
 
 
 def _advice_lines(number: int, item: Advice, width: int) -> list[str]:
-    """Return the lines of one piece of advice: the change with its call site, then evidence and gain."""
+    """Return the lines of one piece of advice: the change with its call site, then evidence and gain.
+
+    Args:
+        number: Number of the advice on the page.
+        item: The advice.
+        width: Columns of the page.
+    """
     where = f" ({item.place})" if item.place else ""
     return [
-        *_wrap(f"{number}. {item.change}{where}", width, indent=3),
-        *_wrap(f"   {item.evidence}; gain {item.gain_text}", width, indent=3),
+        *wrap_line(f"{number}. {item.change}{where}", width, indent=3),
+        *wrap_line(f"   {item.evidence}; gain {item.gain_text}", width, indent=3),
     ]
 
 
-def _wrap(line: str, width: int, *, indent: int = 0) -> list[str]:
-    """Return a text as lines, all but the first indented; a word that is longer than a line has one of its own."""
+def wrap_line(line: str, width: int, *, indent: int = 0) -> list[str]:
+    """Wrap a text into lines. All but the first are indented; a word longer than a line is not broken."""
     indent = min(indent, width // 4)
     return textwrap.wrap(
         printable(line), width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False

@@ -1,6 +1,6 @@
 """Measures of one rank's profile: costs of steps by cause, call sites, collectives and facts about its kernels.
 
-What this returns is small, for each file is measured by a process of its own.
+Each file is measured in a process of its own, so the result is small: it is sent to the process that asked.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..timeline.columnar import Table
+from ..timeline.columnar import Rows, Table
 from ..timeline.files.messages import operation_name
 from ..timeline.files.profile import ProfiledRank, RankProfile, read_profile
 from ..timeline.files.windows import (
     GRAPH,
-    Rows,
     WorkRows,
     collective_messages,
     issuing_calls,
@@ -30,7 +29,7 @@ from ..timeline.files.windows import (
     step_windows,
     union_all,
 )
-from ..timeline.measure.intervals import Interval, Merged, covered_ns, subtract, union
+from ..timeline.measure.intervals import Interval, Merged, covered_ns, merge, subtract
 from ..units import format_ns
 from .causes import COMM, COMPUTE, COPY, NAMES, UNKNOWN
 from .host import LATENCY_NS, GapPieces, delay_causes, device_gaps, host_gaps, silent_modules, work_pieces
@@ -38,7 +37,7 @@ from .pieces import Pieces
 from .sites import CallSite, CallSites
 
 EARLY_NS = 1_000_000
-"""A launch within this time of the first event was perhaps not the first of its step."""
+"""Work launched within this time of the first event may belong to a step that began before the recording."""
 TINY_KERNEL_NS = 20_000
 """A kernel that is shorter takes less time than its launch."""
 
@@ -53,40 +52,40 @@ _KERNEL_CLASSES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledCollective:
-    """One collective of a rank; times are on the rank's clock."""
+    """One collective of a rank in a profile; times are on the rank's clock."""
 
     op: str
     group: str
     group_size: int
     nbytes: int
-    number: int  # of its kind and group in this file, or the profiler's `Seq`
+    number: int  # index among the calls of `op` on `group` in this file, or the profiler's `Seq`
     start_ns: int
     end_ns: int
     exposed_ns: int
-    step: int | None
+    step: int | None  # step in which it began
     site: CallSite
-    waiter: CallSite  # of the work that was queued before its end and began after it
+    waiter: CallSite  # call site of the compute that was queued before the collective ended, and began just after it
 
 
 @dataclass(slots=True, kw_only=True)
 class RankReport(ProfiledRank):
-    """One rank: the pieces of its time, and facts on its kernels; instants are on the clock of its host."""
+    """Measures of one rank's profile; instants are on the clock of its host until `shift`."""
 
-    begin_ns: int  # the first event
-    on_device: bool
-    windows: dict[int | None, Interval]
-    pieces: Pieces
+    begin_ns: int  # start of the first event
+    on_device: bool  # whether a device runs the computes, not the host
+    windows: dict[int | None, Interval]  # start and end of each step
+    pieces: Pieces  # where the rank's time went
     calls: list[ProfiledCollective]
-    kernels: dict[int | None, int]
-    kernel_median_ns: dict[int | None, int]
-    graph_share: float  # of kernels that graphs launched
-    kernel_classes_ns: dict[str, int]
-    notes: list[str]
-    has_python: bool
-    has_workers: bool  # whether a data loader has processes
+    kernels: dict[int | None, int]  # number of kernels, by step
+    kernel_median_ns: dict[int | None, int]  # median length of kernels, by step
+    graph_share: float  # part of the kernels that graphs launched
+    kernel_classes_ns: dict[str, int]  # time by class: "softmax", "elementwise", "optimizer", "matmul", "other"
+    notes: list[str]  # faults of the recording, as sentences
+    has_python: bool  # whether Python functions are recorded
+    has_workers: bool  # whether a data loader has worker processes
 
     def shift(self, by_ns: int) -> None:
-        """Move all instants to another clock, which shows `by_ns` when this one shows 0."""
+        """Move all instants to another clock: add `by_ns` to each of them."""
         self.begin_ns += by_ns
         self.windows = {step: (low + by_ns, high + by_ns) for step, (low, high) in self.windows.items()}
         pieces, calls = self.pieces, self.calls
@@ -98,7 +97,7 @@ def measure_file(path: str | os.PathLike[str]) -> RankReport:
     """Read and measure a file of PyTorch's profiler.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The file cannot be read, or is no such trace.
     """
     return measure_profile(read_profile(path))
 
@@ -109,17 +108,18 @@ def measure_profile(profile: RankProfile) -> RankReport:
     windows = step_windows(profile, work)
     comm, compute = rows_union(profile, np.concatenate([work.comm, work.calls])), rows_union(profile, work.compute)
     copies = rows_union(profile, work.copies)
-    held = [] if work.on_device else delay_causes(profile)
-    for _, cover in held:
+    delays = [] if work.on_device else delay_causes(profile)
+    for _, cover in delays:
+        # While a delay such as garbage collection lasts, the operators around it compute nothing.
         compute = subtract(compute, cover)
+    # Intervals in this order of precedence: compute, communication, copies; then gaps.
     exposed = subtract(comm, compute)
     busy = union_all(compute, comm, copies)
-    every = union(np.array([low for low, _ in windows.values()]), np.array([high for _, high in windows.values()]))
-    gaps = subtract(every, busy)
+    gaps = subtract(merge(windows.values()), busy)
     if work.on_device:
         gap_pieces = device_gaps(profile, work, gaps, busy)
     else:
-        gap_pieces = host_gaps(profile, gaps, held, unknown=bool(profile.header.get("deviceProperties")))
+        gap_pieces = host_gaps(profile, gaps, delays, unknown=bool(profile.header.get("deviceProperties")))
     sites = CallSites(profile)
     calls = _collective_calls(profile, work, windows, exposed, sites)
     computes = work.compute if work.on_device else np.sort(outermost(profile, work.compute))
@@ -130,19 +130,16 @@ def measure_profile(profile: RankProfile) -> RankReport:
         _site_pieces(profile, sites, *copied, copies=True),
         _comm_pieces(profile, work, exposed, calls),
     ])  # fmt: skip
-    launch = work.launch[work.compute]
-    graphs = profile.matches(launch, GRAPH) & (launch >= 0)
-    lengths_ns = profile.end_ns[work.compute] - profile.start_ns[work.compute]
-    kernels_ns = {
-        step: lengths_ns[slice(*np.searchsorted(profile.start_ns[work.compute], window))]
-        for step, window in windows.items()
-    }
+    launch, begins_ns = work.launch[work.compute], profile.start_ns[work.compute]
+    lengths_ns = profile.lengths_ns(work.compute)
+    are_of_graphs = profile.matches(launch, GRAPH) & (launch >= 0)
+    kernels_ns = {step: lengths_ns[slice(*np.searchsorted(begins_ns, window))] for step, window in windows.items()}
     return RankReport(
         path=profile.path, header=profile.header, on_device=work.on_device, begin_ns=int(profile.start_ns[0]),
         windows=windows, pieces=pieces, calls=calls,
         kernels={step: len(each) for step, each in kernels_ns.items()},
         kernel_median_ns={step: int(np.median(each)) if len(each) else 0 for step, each in kernels_ns.items()},
-        graph_share=float(graphs.mean()) if len(graphs) else 0.0,
+        graph_share=float(are_of_graphs.mean()) if len(launch) else 0.0,
         kernel_classes_ns=_sum_kernel_classes(profile, work.compute, lengths_ns), has_python=sites.has_python,
         has_workers=bool(profile.names_matching(_WORKERS).any()),
         notes=[
@@ -153,6 +150,13 @@ def measure_profile(profile: RankProfile) -> RankReport:
 
 
 def _sum_kernel_classes(profile: RankProfile, rows: Rows, lengths_ns: NDArray[np.int64]) -> dict[str, int]:
+    """Return the nanoseconds of kernels by class: the first of `_KERNEL_CLASSES` that fits the name, else "other".
+
+    Args:
+        profile: The events.
+        rows: Rows of the kernels.
+        lengths_ns: Length of each of these kernels.
+    """
     sums_ns = np.bincount(profile.name[rows], lengths_ns, len(profile.names))
     classes: Counter[str] = Counter()
     for number in np.flatnonzero(sums_ns).tolist():
@@ -163,8 +167,8 @@ def _sum_kernel_classes(profile: RankProfile, rows: Rows, lengths_ns: NDArray[np
 
 
 def _silent_modules_note(profile: RankProfile) -> list[str]:
-    """Return a note if modules run on threads of which no operator is recorded."""
-    if not (count := len(np.unique(profile.thread[silent_modules(profile)]))):
+    """Return a note if modules run on threads without recorded operators, in a list; otherwise []."""
+    if not (count := len(profile.threads_of(silent_modules(profile)))):
         return []
     return [
         f"modules run on {count} thread{'s' * (count > 1)} without recorded operators: "
@@ -173,31 +177,42 @@ def _silent_modules_note(profile: RankProfile) -> list[str]:
 
 
 def _mid_recording_note(profile: RankProfile, pieces: GapPieces) -> list[str]:
-    """Return a note if gaps end with work launched as recording began; no note if these gaps are short."""
-    early = (pieces.thread >= 0) & (pieces.instant_ns < profile.start_ns.min() + EARLY_NS)
-    early &= pieces.cause == NAMES.index(UNKNOWN)
+    """Return a note if the profile begins in the middle of the program's work, in a list; otherwise [].
+
+    Then the first recorded work was launched before recording began, or just after. The work of the device before it
+    was not recorded, and looks like a gap without a cause.
+
+    Args:
+        profile: The events.
+        pieces: Pieces of the gaps; `instant_ns` is the launch of the work that ends the gap.
+    """
+    has_launch = pieces.thread >= 0
+    is_launched_early = pieces.instant_ns < profile.start_ns.min() + EARLY_NS
+    has_no_cause = pieces.cause == NAMES.index(UNKNOWN)
+    early = has_launch & is_launched_early & has_no_cause
     if (ns := int((pieces.end_ns - pieces.start_ns)[early].sum())) < EARLY_NS:
-        return []
+        return []  # too short to matter
     return [
-        f"recording began in the middle: the work after {format_ns(ns)} of it had been launched as it began, and what "
-        "the device did before that work is not recorded"
+        f"recording began in the middle: {format_ns(ns)} of the device's time are not recorded, before work that was "
+        "launched as recording began"
     ]
 
 
 def _site_pieces(
     profile: RankProfile, sites: CallSites, part: GapPieces, rows: Rows | None = None, *, copies: bool = False
 ) -> Pieces:
-    """Return pieces with the call sites of their instants; a kernel without one is its own call site.
+    """Return pieces with call sites: that of the piece's instant; for a kernel without one, the name of the kernel.
 
     Args:
         profile: The events.
-        sites: Their call sites.
+        sites: Finds the call site of an instant.
         part: Pieces of time.
-        rows: Kernels, copies or operators of the pieces; None for gaps.
-        copies: Whether the call sites name the kind of copy.
+        rows: Rows of the kernels, copies or operators that the pieces belong to; None for gaps.
+        copies: Whether the rows are copies: then the call site names the kind of copy.
     """
     labels, number = sites.find_numbered(part.thread.astype(np.int32), part.instant_ns)
     if copies and rows is not None:
+        # Copies of several kinds under one call site have a call site for each kind.
         pairs, number = np.unique(np.stack([number, profile.name[rows]]), axis=1, return_inverse=True)
         number = number.reshape(-1)
         labels = [
@@ -205,39 +220,46 @@ def _site_pieces(
             for at, name in pairs.T.tolist()
         ]
     elif rows is not None:
+        # Kernels without a call site have one for each name.
         is_empty = np.array([not str(site) for site in labels], bool)[number]
         names, index = np.unique(profile.name[rows[is_empty]], return_inverse=True)
         number[is_empty] = len(labels) + index
         labels += [CallSite(operator=_short_kernel_name(profile.names[each])) for each in names.tolist()]
     number = np.where(np.array([bool(str(site)) for site in labels], bool)[number], number, -1)
-    return Pieces.of(labels, profile.rank, part.start_ns, part.end_ns, part.cause, site=number)
+    return Pieces.of_one_rank(labels, profile.rank, part.start_ns, part.end_ns, part.cause, site=number)
 
 
 def _comm_pieces(
     profile: RankProfile, work: WorkRows, exposed: Merged, calls: Sequence[ProfiledCollective]
 ) -> Pieces:  # fmt: skip
-    """Return the pieces of exposed communication, with the operation and its calling function as call sites.
+    """Return the pieces of exposed communication; the call site of each is its operation and the calling functions.
+
+    An instant at which several operations run belongs to the one that began first.
 
     Args:
-        profile: The events.
-        work: Its work.
-        exposed: Instants that count.
-        calls: The collectives of the rows `work.comm`.
+        profile: The events of the rank.
+        work: The work of the rank. `work.comm` are the communication events: kernels on a device, events of gloo's
+            threads on a host. `work.calls` are the calls of c10d on the host, which may block.
+        exposed: Times of communication in which nothing computes.
+        calls: The collective of each row of `work.comm`, in its order.
     """
     part, rows = work_pieces(profile, work, np.sort(np.concatenate([work.comm, work.calls])), COMM, exposed)
-    by_row = dict(zip(work.comm.tolist(), calls, strict=True))
+    collective_of_row = dict(zip(work.comm.tolist(), calls, strict=True))
     labels = Table[CallSite]()
     site = []
     for row in rows.tolist():
-        call = by_row.get(row)
-        op = call.op if call else operation_name(profile.names[profile.name[row]].removeprefix("c10d::")).strip("_")
-        site.append(labels[CallSite(operator=op, frames=call.site.frames if call else ())])
+        if (call := collective_of_row.get(row)) is not None:
+            label = CallSite(operator=call.op, frames=call.site.frames)
+        else:  # a call that blocks its thread: only its name is known, such as "c10d::allreduce_"
+            op = operation_name(profile.names[profile.name[row]].removeprefix("c10d::")).strip("_")
+            label = CallSite(operator=op)
+        site.append(labels[label])
     site_numbers = np.array(site, np.int64)
-    return Pieces.of(tuple(labels), profile.rank, part.start_ns, part.end_ns, part.cause, site=site_numbers)
+    return Pieces.of_one_rank(tuple(labels), profile.rank, part.start_ns, part.end_ns, part.cause, site=site_numbers)
 
 
 def _short_kernel_name(kernel: str) -> str:
-    """Return the name of a kernel without its return type, template parameters and arguments."""
+    """Return the name of a kernel without types, template parameters and arguments: "void f<4>(int)" gives "f"."""
     name = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
     return re.split(r"[<(]", name, maxsplit=1)[0] or kernel[:80]
 
@@ -245,7 +267,15 @@ def _short_kernel_name(kernel: str) -> str:
 def _collective_calls(
     profile: RankProfile, work: WorkRows, windows: dict[int | None, Interval], exposed: Merged, sites: CallSites
 ) -> list[ProfiledCollective]:
-    """Return the collectives of all steps, each with the step in which it began."""
+    """Return the collectives of all steps, each with the step in which it began.
+
+    Args:
+        profile: The events.
+        work: The work of the rank.
+        windows: Start and end of each step; a collective that begins in no step has step None.
+        exposed: Times at which communication is exposed.
+        sites: Finds call sites.
+    """
     rows = work.comm
     exposed_ns = covered_ns(profile.start_ns[rows], profile.end_ns[rows], exposed)
     messages = collective_messages(profile, rows)
@@ -272,7 +302,15 @@ def _collective_calls(
 
 
 def _waiting_computes(profile: RankProfile, work: WorkRows, comm: Rows) -> Rows:
-    """Return, for each row of communication, the queued compute that began just after its end, or -1."""
+    """Return, for each row of communication, the row of the compute that waited for its end, or -1.
+
+    That compute was launched before the end, and began within `LATENCY_NS` after it.
+
+    Args:
+        profile: The events.
+        work: The work of the rank.
+        comm: Rows of communication.
+    """
     waiters = np.full(len(comm), -1, np.intp)
     if not len(work.compute):
         return waiters
@@ -280,6 +318,7 @@ def _waiting_computes(profile: RankProfile, work: WorkRows, comm: Rows) -> Rows:
     at = np.searchsorted(profile.start_ns[work.compute], end_ns, "left")
     following = work.compute[np.minimum(at, len(work.compute) - 1)]
     launch = work.launch[following]
+    # A compute that was launched before the communication ended was queued behind it.
     queued = (at < len(work.compute)) & (launch >= 0) & (profile.start_ns[launch] < end_ns)
     waits = queued & (profile.start_ns[following] - end_ns <= LATENCY_NS)
     waiters[waits] = following[waits]

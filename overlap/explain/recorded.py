@@ -1,8 +1,9 @@
-"""Facts on timelines: traces of ours, and of other tools but PyTorch's profiler."""
+"""Facts on timelines: traces of overlap, and of other tools except PyTorch's profiler."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from .bounds import RankStep
 from .causes import COMM, COMPUTE, COPY, LOOP, QUEUE, UNKNOWN, WAIT, WIRE
 from .facts import Facts
 from .judgement import explain
-from .oddities import oddities
+from .oddities import describe_oddities
 from .pieces import Pieces
 from .ranks import Traffic, late_ranks
 from .report import Advice, Why
@@ -27,7 +28,11 @@ from .spans import pieces_of_spans
 
 
 def explain_timeline(timeline: Timeline, *, step: int | None = None) -> Why:
-    """Return the report on a step of a timeline; without a step, on the median one, or on the whole run without steps.
+    """Return the report on a step of a timeline.
+
+    Args:
+        timeline: The run.
+        step: The step; None: the median one, or the whole run if no steps are recorded.
 
     Raises:
         UsageError: No rank has recorded the step, or there is no span.
@@ -44,10 +49,10 @@ def facts_of(timeline: Timeline, activity: Activity, pieces: Pieces, *, step: in
 
     Args:
         timeline: The run.
-        activity: That of its ranks; those that mark no steps while others do count in no figure of a step.
+        activity: What its ranks do in the windows of the step. Ranks without steps do not count if others have them.
         pieces: The pieces of the ranks that count.
-        step: The step.
-        whole: Whether for a whole report, with the times of all steps, or else for the sentence.
+        step: The step; None: the whole run.
+        whole: Whether the facts are for a whole report, with the times of all steps, or only for the sentence.
     """
     counted = of_steps(activity.windows)
     shown = {row.rank: row for row in of_steps(measure_windows(activity))}
@@ -56,37 +61,37 @@ def facts_of(timeline: Timeline, activity: Activity, pieces: Pieces, *, step: in
     every[step] = shown
     issued = issued_in(timeline, counted, step)
     last_ns = _last_exposed(timeline.columns, issued, pieces)
-    # of the sentence, the change for a loss depends on operations only if they are many
+    # The sentence alone needs the operations only if there are many: then it may advise to join them.
     has_traffic = whole or (step is not None and int(issued.sum()) >= MANY_CALLS * len(counted))
     foreign = ORIGIN in timeline.meta
-    partial = foreign and len(timeline.ranks()) < timeline.world_size  # the arrivals of other ranks are not known
+    # Ranks are missing, so it is unknown when they arrived at operations.
+    partial = foreign and len(timeline.ranks()) < timeline.world_size
+    costs = {}
+    for at, rows in every.items():
+        costs[at] = {
+            rank: RankStep(costs_ns=_cost_by_cause(row, partial=partial), transfer_ns=row.transfer_ns)
+            for rank, row in rows.items() if row.wall_ns
+        }  # fmt: skip
+    # The last operation is measured only for the shown step.
+    costs[step] = {rank: replace(each, last_ns=last_ns[rank]) for rank, each in costs[step].items()}
     sites = pieces.sites_by_cause()
     if partial:
         sites[COMM] = [*sites.pop(WIRE, ()), *sites.pop(WAIT, ())]
     return Facts(
         origin=timeline.meta.get(ORIGIN, "overlap"), world_size=timeline.world_size, step=step,
         walls_ns={at: max((row.wall_ns for row in rows.values()), default=0) for at, rows in every.items()},
-        costs={
-            at: {
-                rank: RankStep(
-                    costs_ns=_cost_by_cause(row, partial=partial), transfer_ns=row.transfer_ns,
-                    last_ns=last_ns[rank] if at == step else 0,
-                )
-                for rank, row in rows.items() if row.wall_ns
-            }
-            for at, rows in every.items()
-        },
-        sites=sites, last={step: late_ranks(pieces, step)},
+        costs=costs,
+        sites=sites, late_by_step={step: late_ranks(pieces, step)},
         traffic=_traffic_by_line(timeline, activity) if has_traffic else (),
         communicates=any(row.comm_ns for row in shown.values()), ours=not foreign,
         torch="torch" in timeline.meta, first=_starved_advice(timeline), cut=CUT in timeline.meta,
         unknown="other ranks are not in the trace" if partial else "",
-        undecided=[*filter(None, [oddities(timeline)]), *_hidden_question(timeline, shown)],
+        undecided=[*filter(None, [describe_oddities(timeline)]), *_hidden_question(timeline, shown)],
     )  # fmt: skip
 
 
 def _hidden_question(timeline: Timeline, rows: dict[int, Breakdown]) -> list[str]:
-    """Return the open question of what was hidden, where communication is recorded and no compute; [] elsewhere."""
+    """Return the question what was hidden, in a list, if communication is recorded and no compute; otherwise []."""
     if any(row.compute_ns for row in rows.values()) or not any(row.comm_ns for row in rows.values()):
         return []
     how = "; overlap.torch.record(model, optimizer) records that of modules" if "torch" in timeline.meta else ""
@@ -94,7 +99,8 @@ def _hidden_question(timeline: Timeline, rows: dict[int, Breakdown]) -> list[str
 
 
 def _starved_advice(timeline: Timeline) -> Advice | None:
-    """Return the advice for ranks whose computes had less than a core; None if none is known to."""
+    """Return the advice for ranks whose computes had less than a core, or None if no such rank is recorded."""
+    # Such as "0:0.25 3:0.4": rank 3 had no processor for 40 % of its computing time.
     shares = dict(each.split(":", 1) for each in timeline.meta.get(STARVED, "").split())
     if not shares:
         return None
@@ -110,23 +116,32 @@ def _starved_advice(timeline: Timeline) -> Advice | None:
 
 
 def _cost_by_cause(row: Breakdown, *, partial: bool) -> dict[str, int]:
-    """Return the costs of a rank by cause; they add up to its wall time."""
+    """Return the nanoseconds of a rank by cause, without causes of 0; they add up to the wall time.
+
+    Args:
+        row: Times of the rank.
+        partial: Whether some ranks are not recorded. Then exposed time is not divided into waiting and wire.
+    """
     exposed = {COMM: row.exposed_ns} if partial else {WAIT: row.waiting_ns, WIRE: row.wire_ns}
-    costs = {
-        COMPUTE: row.compute_ns,
-        **exposed,
-        LOOP: row.kept_ns,
-        COPY: row.copy_ns,
-        QUEUE: row.queued_ns,
-        UNKNOWN: row.idle_ns,
-    }
+    costs = {COMPUTE: row.compute_ns} | exposed
+    costs |= {LOOP: row.kept_ns, COPY: row.copy_ns, QUEUE: row.queued_ns, UNKNOWN: row.idle_ns}
     return {cause: ns for cause, ns in costs.items() if ns}
 
 
-def _last_exposed(columns: SpanColumns, issued: Mask, pieces: Pieces) -> dict[int, int]:
-    """Return, by rank, for how long bytes of the last one of some operations were exposed."""
+def _last_exposed(columns: SpanColumns, issued: Mask, pieces: Pieces) -> Counter[int]:
+    """Return, by rank, the exposed nanoseconds in which bytes of its last operation moved.
+
+    Args:
+        columns: The spans of the run.
+        issued: Mask of the operations to look at; operations without bytes do not count.
+        pieces: What ranks did.
+
+    Returns:
+        A counter: ranks without such an operation have 0.
+    """
     called_ns, moved_ns, found = columns.called_ns, columns.moved_ns, Counter[int]()
     for rank, rows in columns.rows_by_rank(issued & (columns.nbytes > 0)).items():
+        # The operation that was called last; of several called at once, the one that ended last.
         last = rows[np.lexsort((columns.end_ns[rows], called_ns[rows]))[-1]]
         moving = pieces.of_rank(rank, (int(moved_ns[last]), int(columns.end_ns[last])))
         found[rank] = moving.costs().get(WIRE, 0)
@@ -134,7 +149,7 @@ def _last_exposed(columns: SpanColumns, issued: Mask, pieces: Pieces) -> dict[in
 
 
 def _traffic_by_line(timeline: Timeline, activity: Activity) -> list[Traffic]:
-    """Return the operations of a step by line, means of the ranks that count, the most exposed first."""
+    """Return the traffic of a step by operation and line, averaged over the ranks that count, most exposed first."""
     ranks = len(activity.windows)
     return [
         Traffic(

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 SCHEMA = "overlap.why"
 SCHEMA_VERSION = 1
-"""Version of `as_dict`; it rises when a field changes its meaning or goes. Fields may be added."""
+"""Version of `as_dict`. It rises when a field changes its meaning or is removed; fields may be added without that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Time of the shown step, mean of the ranks, that is spent for one reason."""
+    """Time of the shown step that is spent for one reason, averaged over the ranks."""
 
     cause: str  # a key of `causes.WORDING`
-    text: str
+    text: str  # the cause in words
     duration_ns: int
     share: float  # of the step, from 0 to 1
     places: tuple[str, ...] = ()  # call sites, the most expensive first, with their times
@@ -34,30 +34,31 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """A change to the program."""
+    """A change to the program. A gain is the time by which a step gets shorter if the whole cause is gone."""
 
-    cause: str
+    cause: str  # a key of `causes.WORDING`
     change: str
-    place: str  # the call site
+    place: str  # the call site; "" if unknown
     evidence: str
-    gain_least_ns: int | None = None  # bounds of what the step gets shorter by, if all of the cause goes; over steps
-    gain_most_ns: int | None = None
-    gain_ns: int | None = None  # what one step gets shorter by if the rest stays; of timelines
-    gain_text: str = ""  # the bounds as text, or why there are none
+    gain_least_ns: int | None = None  # of profiles: the smallest gain over the recorded steps, if the rest stays
+    gain_most_ns: int | None = None  # the same for the largest gain; of timelines, the upper bound
+    gain_ns: int | None = None  # of timelines: the gain of the shown step, if the rest stays
+    gain_text: str = ""  # the gain as text, or why it is unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hang:
-    """The reason why a job is stuck; later versions add fields."""
+    """The reason why a job is stuck; later versions may add fields."""
 
     sentence: str
-    verdict: str  # kind of the verdict, see `waits.judge`
+    verdict: str  # kind of the verdict, a value of `waits.judge.Kind`
     ranks: Sequence[int] = ()  # the ranks that the sentence blames
     missing: Sequence[int] = ()  # ranks without a record
-    operations: Sequence[Mapping[str, Any]] = ()  # those of the sentence: "rank", "operation", "line", "state"
+    # Operations of the sentence; each has the keys "rank", "operation", "line" and "state".
+    operations: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[str] = ()
     page: Sequence[str] = ()  # lines: the job, the sentence, notes, and a table of the ranks
-    also: Sequence[Hang] = ()  # verdicts on files of two kinds
+    also: Sequence[Hang] = ()  # with flight records and dumps together, the verdict on each kind of files
     schema: str = "overlap.hang"
     version: int = 2
 
@@ -66,20 +67,20 @@ class Hang:
 class Why:
     """The reason why a job is slow, which `overlap.why` returns."""
 
-    verdict: str
-    origin: str
+    verdict: str  # one sentence
+    origin: str  # the tool that recorded the job
     ranks: tuple[int, ...] = ()
     world_size: int = 0
-    step: int | None = None  # the shown step, the median one by its longest rank; None for the whole recording
-    step_ns: int = 0
-    steps_ns: Mapping[str, int] = field(default_factory=dict)  # the longest rank's time of each step
-    causes: tuple[Cause, ...] = ()  # they add up to the mean of the ranks' steps
-    advice: tuple[Advice, ...] = ()
-    undecided: tuple[str, ...] = ()  # what cannot be told, and why
+    step: int | None = None  # the step that is shown; None for the whole recording
+    step_ns: int = 0  # length of the shown step on its longest rank
+    steps_ns: Mapping[str, int] = field(default_factory=dict)  # the same by step; key "all" for a run without steps
+    causes: tuple[Cause, ...] = ()  # of the shown step, the largest first; they add up to its mean over the ranks
+    advice: tuple[Advice, ...] = ()  # the best first
+    undecided: tuple[str, ...] = ()  # open questions, as sentences
     notes: tuple[str, ...] = ()
-    traffic: tuple[Mapping[str, Any], ...] = ()
-    costs: tuple[tuple[int, int | None, str, int], ...] = field(default=(), repr=False)
-    hang: Hang | None = None  # of a job that is stuck
+    traffic: tuple[Mapping[str, Any], ...] = ()  # communication of the shown step, with the fields of `ranks.Traffic`
+    costs: tuple[tuple[int, int | None, str, int], ...] = field(default=(), repr=False)  # (rank, step, cause, ns)
+    hang: Hang | None = None  # the verdict, if the job is stuck
 
     def __str__(self) -> str:
         lines: list[str] = import_module(".page", __package__).page_lines(self)
@@ -89,7 +90,7 @@ class Why:
         return f'<pre style="white-space: pre-wrap">{escape(str(self))}</pre>'
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data: `schema`, `schema_version`, and the fields; times are integers of nanoseconds."""
+        """Return plain data for JSON: `schema`, `schema_version`, and all fields; times are integers of nanoseconds."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         return {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **fields}
 
@@ -106,11 +107,11 @@ class Why:
         return DataFrame(self.costs, columns=["rank", "step", "cause", "duration_ns"])
 
     def cost_ns(self, cause: str) -> int:
-        """Return the time of a cause in the shown step, mean of the ranks."""
+        """Return the nanoseconds of a cause in the shown step, averaged over the ranks; 0 if it has none."""
         return next((each.duration_ns for each in self.causes if each.cause == cause), 0)
 
     def per_step(self, cause: str | None = None) -> dict[int | None, float]:
-        """Return for each step the time of a cause, mean of its ranks; None: the length of the step."""
+        """Return, by step, the nanoseconds of a cause averaged over the ranks; without a cause, the mean length."""
         sums: dict[int | None, float] = {}
         ranks: dict[int | None, set[int]] = {}
         for rank, step, name, ns in self.costs:
@@ -120,10 +121,10 @@ class Why:
 
 
 def from_json(data: bytes | str) -> Why:
-    """Read the output of `overlap why --json`, also of older versions.
+    """Parse the output of `overlap why --json`, also of older versions.
 
     Raises:
-        UsageError: It is something else, or a newer version has written it.
+        UsageError: The data is something else, is damaged, or is of a newer version.
     """
     try:
         fields = json.loads(data)
@@ -139,18 +140,19 @@ def from_json(data: bytes | str) -> Why:
             f"why: written by a newer version (format {version}; this one reads up to {SCHEMA_VERSION}); update overlap"
         )
     try:
+        # `convert` ignores fields that this version does not know.
         return msgspec.convert(fields, Why)
     except msgspec.ValidationError as error:
-        raise UsageError(f"why: damaged report: {error}; write it again") from error
+        raise UsageError(f"why: damaged report: {error}; write it again with `overlap why --json`") from error
 
 
 def median_length_step(steps_ns: Mapping[int | None, int]) -> int | None:
-    """Return the step of median length; of two, the shorter."""
+    """Return the key of the median length; of two in the middle, the shorter. Key None is a run without steps."""
     order = sorted(steps_ns, key=lambda step: (steps_ns[step], -1 if step is None else step))
     return order[(len(order) - 1) // 2]
 
 
 def mean_costs(costs_ns: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Return the means over ranks, by cause, rounded down; their sum is the mean of the sums, less some nanoseconds."""
+    """Average the nanoseconds of each cause over the ranks, rounded down, so their sum may lack some nanoseconds."""
     names = sorted({name for costs in costs_ns for name in costs})
     return {name: sum(costs.get(name, 0) for costs in costs_ns) // max(len(costs_ns), 1) for name in names}

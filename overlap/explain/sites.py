@@ -8,45 +8,46 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..timeline.columnar import run_starts
-from ..timeline.files.profile import NOTE, OPERATOR, PYTHON, Int64s, RankProfile
-from ..timeline.files.windows import Rows, is_outermost
+from ..timeline.columnar import Int64s, Rows, run_starts
+from ..timeline.files.profile import NOTE, OPERATOR, PYTHON, RankProfile
+from ..timeline.files.windows import is_outermost
 from ..units import format_ns
 
 BACKWARD = "backward"
-"""Phase of operators of the backward pass; their call sites are those of their forward."""
+"""Phase of operators of the backward pass; they have the call site of their forward operator."""
 _DEPTH, _PRIME = 200, np.uint64(0x100000001B3)
 MAX_SITES = 3
-"""Call sites of a cause that are named."""
+"""Most call sites that a report names for a cause."""
 _NAME = 80
-"""Characters of an operator, module or note that are shown."""
+"""Characters of the name of an operator, module or note that are shown."""
 _DUNDER = re.compile(r"^__(?!init__|next__|iter__|getitem__)\w+__$|^<")
 _FRAME = re.compile(r"^(?P<path>[^()]+\.py)\((?P<line>\d+)\): (?P<name>.+)$")
 _LIBRARY = re.compile(r"(^|/)(torch|torchvision|numpy|triton|importlib|<frozen)(/|$)|^<|^threading\.py|/lib/python3")
 _MAIN_OPERATOR_SHARE = 0.9
-"""Part of the time of a call site from which on it counts as one operator's."""
+"""If one operator has at least this part of the time of a call site, others there are not listed."""
 _INSTANCE = re.compile(r"_\d+$")
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function: ")
+_IS_BACKWARD = re.compile(r"Backward\d*$|^autograd::")
 _NOT_A_SITE = re.compile(r"^(ProfilerStep#|PyTorch Profiler|enumerate\(DataLoader\)|gloo:|overlap:|nccl:)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSite:
-    """Call site in a program; a part that was not recorded is ""."""
+    """Call site in a program, such as "Linear_0, aten::addmm at train.py:41 (def main)"; a part not recorded is ""."""
 
     operator: str = ""  # the outermost operator
     module: str = ""  # the innermost module
-    frames: tuple[str, ...] = ()  # "file.py:line (def function)" of the program, outermost first
-    phase: str = ""  # "backward", or a note of the user around it
+    frames: tuple[str, ...] = ()  # functions of the program, "file.py:line (def function)", the outermost first
+    phase: str = ""  # "backward"; for a copy its kinds of memory, "Device -> Pinned"; or a note of the user around it
 
     @property
     def frame(self) -> str:
-        """Innermost function of the program, as "file.py:line (def function)"; "" without one."""
+        """Innermost function of the program, as "file.py:line (def function)", or "" without one."""
         return self.frames[-1] if self.frames else ""
 
     def __str__(self) -> str:
@@ -62,27 +63,43 @@ class CallSite:
         return f"{text} at {where}" if text and where else text or where
 
 
-def common_site(sites: Sequence[tuple[CallSite, int]]) -> CallSite:
-    """Return the operator, module, function and phase that hold for more than half of the time of some call sites."""
-    total_ns = sum(ns for _, ns in sites)
+class SiteCost(NamedTuple):
+    """Time that was spent at a call site."""
 
-    def prevailing(texts: Iterable[tuple[str, int]]) -> str:
-        """Return the text that has more than half of the time; "" if none has."""
-        times: dict[str, int] = {}
-        for text, ns in texts:
-            times[text] = times.get(text, 0) + ns
-        found = [text for text, ns in times.items() if 2 * ns > total_ns]
+    site: CallSite
+    duration_ns: int
+    pieces: int  # number of pieces of time
+
+
+def common_site(costs: Sequence[SiteCost]) -> CallSite:
+    """Return a call site from the operator, module, function and phase that each have more than half of the time.
+
+    A part without such a majority is "".
+    """
+    total_ns = sum(cost.duration_ns for cost in costs)
+
+    def prevailing(times_ns: Iterable[tuple[str, int]]) -> str:
+        """Return the text with more than half of the time, or "". Of several (nested frames), the last is taken."""
+        found = [text for text, ns in sum_times(times_ns).items() if 2 * ns > total_ns]
         return found[-1] if found else ""
 
-    modules = [(site.module, ns) for site, ns in sites]
+    # If no instance of a module, such as "Linear_0", has a majority, their common name "Linear" may have it.
+    modules = [(site.module, ns) for site, ns, _ in costs]
+    frame = prevailing((frame, ns) for site, ns, _ in costs for frame in dict.fromkeys(site.frames))
     return CallSite(
-        operator=prevailing((site.operator, ns) for site, ns in sites),
+        operator=prevailing((site.operator, ns) for site, ns, _ in costs),
         module=prevailing(modules) or prevailing((_INSTANCE.sub("", name), ns) for name, ns in modules),
-        frames=tuple(
-            filter(None, [prevailing((frame, ns) for site, ns in sites for frame in dict.fromkeys(site.frames))])
-        ),
-        phase=prevailing((site.phase, ns) for site, ns in sites),
+        frames=(frame,) if frame else (),
+        phase=prevailing((site.phase, ns) for site, ns, _ in costs),
     )
+
+
+def sum_times(times_ns: Iterable[tuple[str, int]]) -> Counter[str]:
+    """Return the sum of the times of each name: [("a", 1), ("b", 2), ("a", 3)] gives {"a": 4, "b": 2}."""
+    sums_ns: Counter[str] = Counter()
+    for name, ns in times_ns:
+        sums_ns[name] += ns
+    return sums_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,65 +108,74 @@ class SiteTime:
 
     site: str
     duration_ns: int
-    operators: str = ""  # the most expensive ones, if no operator alone has nearly all of the time
+    operators: str = ""  # the most expensive operators, if no single one has nearly all of the time
 
     def text(self, where: str = "") -> str:
-        """Return text such as "aten::add (9 ms on rank 1: add, mul)"; `where` is the part " on rank 1"."""
+        """Return text such as "train.py:41 (9 ms on rank 1: add, mul)"; `where` is the part " on rank 1"."""
         return f"{self.site} ({format_ns(self.duration_ns)}{where}{self.operators and ': '}{self.operators})"
 
 
 def top_sites(
-    sites: Sequence[tuple[CallSite, int, int]], step_ns: float, *, by: Literal["operator", "function", "site"]
+    costs: Sequence[SiteCost], step_ns: float, *, by: Literal["operator", "function", "site"]
 ) -> list[SiteTime]:
     """Return the most expensive operators, functions or call sites, at most `MAX_SITES`.
 
-    An operator has the module and function that have most of its time. Functions that are not recorded are modules.
+    A sum for an operator or function is shown with the module and line that have most of its time. Sums below a
+    hundredth of the step are left out.
+
+    Args:
+        costs: Time at each call site.
+        step_ns: Length of the step.
+        by: What is added up: all call sites of one operator, all of one function (or module, if functions are not
+            recorded), or each call site by itself.
     """
-    groups: dict[str, list[tuple[CallSite, int]]] = {}
-    for site, ns, _ in sites:
+    groups: dict[str, list[SiteCost]] = {}
+    for cost in costs:
+        site = cost.site
         if str(site):
             parts = (site.operator, site.module, site.frame, site.phase)
             name = next(filter(None, (site.frame, site.module, *parts) if by == "function" else parts))
             key = str(site) if by == "site" else f"{site.phase == BACKWARD}{name}"
-            groups.setdefault(key, []).append((site, ns))
-    sums = sorted(
-        ((sum(ns for _, ns in group), common_site(group), group) for group in groups.values()),
-        key=lambda each: -each[0],
-    )
-    return [
-        SiteTime(
-            site=_describe_group(site, group), duration_ns=ns,
-            operators=list_operators(group) if _has_several(group) else "",
-        )
-        for ns, site, group in sums[:MAX_SITES] if ns >= 0.01 * step_ns
-    ]  # fmt: skip
+            groups.setdefault(key, []).append(cost)
+    times = [_group_time(group) for group in groups.values()]
+    times.sort(key=lambda time: -time.duration_ns)
+    return [time for time in times[:MAX_SITES] if time.duration_ns >= 0.01 * step_ns]
 
 
-def _has_several(sites: Sequence[tuple[CallSite, int]]) -> bool:
-    """Whether no operator alone has nearly all (`_MAIN_OPERATOR_SHARE`) of the time of some call sites."""
-    sums: Counter[str] = Counter()
-    for site, ns in sites:
-        sums[site.operator] += ns
-    return max(sums.values()) < _MAIN_OPERATOR_SHARE * sum(sums.values())
+def _group_time(group: Sequence[SiteCost]) -> SiteTime:
+    """Add up the time of call sites, under their common call site.
+
+    If no single operator has nearly all of the time (`_MAIN_OPERATOR_SHARE`), the most expensive ones are listed.
+    """
+    site, operator_times_ns = common_site(group), operator_times(group)
+    total_ns = operator_times_ns.total()
+    if max(operator_times_ns.values()) >= _MAIN_OPERATOR_SHARE * total_ns:
+        return SiteTime(site=str(site), duration_ns=total_ns)
+    if site.frame:
+        # Several operators at one function: the call site is the function, without one operator and its module.
+        site = replace(site, operator="", module="" if site.operator else site.module)
+    return SiteTime(site=str(site), duration_ns=total_ns, operators=list_operators(group))
 
 
-def _describe_group(site: CallSite, group: Sequence[tuple[CallSite, int]]) -> str:
-    """Return the common call site of a group as text, without the operator if a function has several."""
-    if site.frame and _has_several(group):
-        return str(replace(site, operator="", module="" if site.operator else site.module))
-    return str(site)
+def operator_times(costs: Sequence[SiteCost]) -> Counter[str]:
+    """Return the nanoseconds of each operator."""
+    return sum_times((cost.site.operator, cost.duration_ns) for cost in costs)
 
 
-def list_operators(sites: Sequence[tuple[CallSite, int]]) -> str:
-    """Return at most four operators, the most expensive first, as text; "" if none has a name."""
-    sums: Counter[str] = Counter()
-    for site, ns in sites:
-        sums[site.operator] += ns
-    return ", ".join(name for name, _ in sums.most_common(4) if name)
+def list_operators(costs: Sequence[SiteCost]) -> str:
+    """Return the names of the most expensive operators, at most four, such as "aten::add, aten::mul"; "" if none."""
+    return ", ".join(name for name, _ in operator_times(costs).most_common(4) if name)
 
 
 class CallSites:
-    """Call sites of instants of the threads of a profile."""
+    """Finds the call site of an instant of a thread in a profile: the events that are around the instant.
+
+    Attributes:
+        has_python: Whether Python functions are recorded.
+
+    Args:
+        profile: The events.
+    """
 
     def __init__(self, profile: RankProfile) -> None:
         self._profile = profile
@@ -161,18 +187,17 @@ class CallSites:
         self.has_python: bool = bool((profile.kind[self._rows] == PYTHON).any())
 
     def _forward_rows(self) -> dict[int, int]:
-        """Return the row of the last forward operator of each sequence number: operators without a node share it."""
+        """Return, by sequence number of autograd, the row of the forward operator.
+
+        Operators without a node of their own share the number of the next one: the last one has the node.
+        """
         profile = self._profile
-        forwards: dict[int, int] = {}
-        rows = self._rows[(profile.sequence[self._rows] >= 0) & (profile.kind[self._rows] == OPERATOR)]
-        backward = re.compile(r"Backward\d*$|^autograd::")
-        is_backward = profile.names_matching(backward)
-        for row in rows[~is_backward[profile.name[rows]]].tolist():
-            forwards[int(profile.sequence[row])] = row
-        return forwards
+        operators = profile.rows(OPERATOR)
+        operators = operators[(profile.sequence[operators] >= 0) & ~profile.matches(operators, _IS_BACKWARD)]
+        return dict(zip(profile.sequence[operators].tolist(), operators.tolist(), strict=True))
 
     def of_rows(self, rows: Rows) -> list[CallSite]:
-        """Return the call site of each of some rows at its start; an empty one for row -1. See `find_numbered`."""
+        """Return the call site at the start of each event, by its row in the profile; an empty one for row -1."""
         threads = np.where(rows >= 0, self._profile.thread[rows], -1).astype(np.int32)
         sites, number = self.find_numbered(threads, self._profile.start_ns[rows])
         return [sites[each] for each in number.tolist()]
@@ -182,6 +207,7 @@ class CallSites:
 
         A backward operator has the call site of its forward operator. Thread -1 has an empty call site.
         """
+        # Instants with the same names around them have equal keys: each key's call site is built once.
         keys, backward = self._chain_keys(threads, instants_ns)
         forward = np.full(len(threads), -1, np.intp)
         at = np.flatnonzero(backward >= 0)
@@ -206,7 +232,10 @@ class CallSites:
     def _chain_keys(
         self, threads: NDArray[np.int32], instants_ns: Int64s
     ) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
-        """Return a hash of the names around each instant, and the row of the outermost backward operator, or -1."""
+        """Return, for each instant, a hash of the names of the events around it, and the outermost backward operator.
+
+        The operator is a row of the profile, or -1 without one.
+        """
         # A rolling hash of names, extended level by level from the outermost.
         keys, backward = threads.astype(np.uint64), np.full(len(threads), -1, np.intp)
         for query, row in self._rows_around(threads, instants_ns):
@@ -216,7 +245,11 @@ class CallSites:
         return keys, backward
 
     def _rows_around(self, threads: NDArray[np.int32], instants_ns: Int64s) -> Iterator[tuple[Rows, Rows]]:
-        """Yield the rows around instants of threads, the outermost first: some instants, and a row for each of them."""
+        """Yield the events around instants of threads, level by level, the outermost first.
+
+        Yields:
+            Indexes of the instants that have an event on this level, and the row of the event for each.
+        """
         profile = self._profile
         for thread in np.unique(threads).tolist():
             queries = np.flatnonzero(threads == thread)
@@ -227,10 +260,11 @@ class CallSites:
                 yield queries[inside], outer[at[inside]]
 
     def _nested_levels(self, thread: int) -> list[Rows]:
-        """Return the rows of a thread in levels, the outermost first; rows of one level do not overlap."""
+        """Return the rows of a thread by depth of nesting, the outermost first; rows of one level do not overlap."""
         if thread not in self._levels:
-            profile, rows = self._profile, self._rows[self._profile.thread[self._rows] == thread]
+            profile, rows = self._profile, self._profile.on_thread(self._rows, thread)
             rows = rows[profile.start_ns[rows] < profile.end_ns[rows]]
+            # Depth of a row: the rows that began before it, less those that have ended by its start.
             depth = np.arange(len(rows)) - np.searchsorted(
                 np.sort(profile.end_ns[rows]), profile.start_ns[rows], "right"
             )
@@ -245,7 +279,7 @@ class CallSites:
         return self._levels[thread]
 
     def _enclosing_rows(self, threads: NDArray[np.int32], instants_ns: Int64s) -> list[list[int]]:
-        """Return the rows that are around each instant, the outermost first."""
+        """Return, for each instant, the rows of the events around it, the outermost first."""
         chains: list[list[int]] = [[] for _ in instants_ns]
         for queries, rows in self._rows_around(threads, instants_ns):
             for at, row in zip(queries.tolist(), rows.tolist(), strict=True):
@@ -253,7 +287,7 @@ class CallSites:
         return chains
 
     def _build_site(self, chain: list[int]) -> CallSite:
-        """Return the call site that a chain of rows, the outermost first, describes."""
+        """Return the call site of a chain of nested events, given as rows, the outermost first."""
         profile = self._profile
         operator = module = phase = ""
         frames: list[str] = []
@@ -272,11 +306,12 @@ class CallSites:
 
 @lru_cache(maxsize=1 << 16)
 def _program_frame(name: str) -> re.Match[str] | None:
-    """Return the parts of the name of a Python function of the program; None for a library's, or a special method's."""
+    """Parse a function's name in a profile, "file.py(41): main", into path, line and name.
+
+    None for functions of libraries, and for special methods.
+    """
     match = _FRAME.match(name)
-    return match if match and not _is_library(match["path"]) and not _DUNDER.match(match["name"]) else None
-
-
-def _is_library(path: str) -> bool:
-    first = path.split("/", 1)[0].removesuffix(".py")
-    return bool(_LIBRARY.search(path)) or first in sys.stdlib_module_names
+    if match is None or _LIBRARY.search(match["path"]) or _DUNDER.match(match["name"]):
+        return None
+    top_level = match["path"].split("/", 1)[0].removesuffix(".py")
+    return None if top_level in sys.stdlib_module_names else match

@@ -1,9 +1,9 @@
-"""Pieces of time of timelines: what each rank did, and for a wait, what the rank did that it was for.
+"""Pieces of time of timelines: what each rank did, and for a wait, what the late rank did.
 
-While any operation moves bytes, the oldest such operation has the time; else the oldest operation that waits for its
-last rank. A wait is followed to what that rank did. Where a rank is late because it computed something that its victim
-does not compute, or took longer for it, that compute is named, even if the rank did something else by the time that it
-was waited for.
+If a rank has several exposed operations, its time goes to the oldest one that moves bytes; if none does, to the oldest
+one that waits for its last rank. A wait has the call site of what the late rank did at that time. But if the late rank
+has spent longer on some compute than the waiting rank, and that made it late, the wait has the call site of that
+compute, even if the late rank did something else during the wait.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..timeline.columnar import Int64s, Rows, SpanColumns, run_starts
+from ..timeline.columnar import Int64s, Rows, SpanColumns, run_lengths, run_starts
 from ..timeline.measure.activity import PROGRAM, WAITING, Activity
 from ..timeline.measure.meetings import last_rows
 from .causes import COMPUTE, COPY, LOOP, NAMES, QUEUE, UNKNOWN, WAIT, WIRE
@@ -20,30 +20,35 @@ from .pieces import Pieces
 from .sites import CallSite
 
 _CAUSES = np.array([NAMES.index(cause) for cause in (COMPUTE, LOOP, WIRE, WAIT, QUEUE, COPY, UNKNOWN)], np.int8)
-"""Causes in the order in which `activity` numbers what a rank does."""
+"""Index of the cause in `causes.NAMES`, by the number that `activity` gives to what a rank does."""
 
 
 def pieces_of_spans(activity: Activity) -> Pieces:
     """Return the pieces of ranks in the windows of an activity. Cost: a sort of its spans."""
     columns, windows = activity.columns, activity.windows
     pieces, site = _all_pieces(activity)
-    queued = pieces.is_cause(QUEUE)  # an operation that a late rank has called says nothing of what the rank did
+    # For waits that others follow, a late rank with only queued operations did something unknown.
+    queued = pieces.is_cause(QUEUE)
     every = replace(
         pieces, cause=np.where(queued, NAMES.index(UNKNOWN), pieces.cause), site=np.where(queued, -1, pieces.site)
     )
-    begun_ns = np.full(int(columns.rank.max(initial=0)) + 1, min(window.start_ns for window in windows))
-    begun_ns[[window.rank for window in windows]] = [window.start_ns for window in windows]
-    others, waits = pieces.within({window.rank: window[2:] for window in windows}).follow_waits(every)
+    # The start of each rank's window, by rank; ranks without a window have the earliest start.
+    ranks = [window.rank for window in windows]  # some may have no span
+    begun_ns = np.full(max(int(columns.rank.max(initial=0)), *ranks) + 1, min(window.start_ns for window in windows))
+    begun_ns[ranks] = [window.start_ns for window in windows]
+    others, waits = pieces.in_windows({window.rank: window[2:] for window in windows}).follow_waits(every)
     return Pieces.concatenate([others, _name_excess(waits, columns, site, begun_ns)])
 
 
 def _all_pieces(activity: Activity) -> tuple[Pieces, Rows]:
-    """Return all pieces of all ranks, and the call site of each span; a program by itself is of unknown cause."""
+    """Return all pieces of all ranks, and for each span the index of its call site."""
     columns, did = activity.columns, activity.pieces()
     sites, site = _span_sites(columns)
+    # For each piece of an operation: the span of the rank that came last to it.
     last = np.where(did.row >= 0, last_rows(columns)[did.row], -1)
     awaited = np.where(last >= 0, columns.rank[last], did.rank)
     late = np.where((did.doing == WAITING) & (awaited != did.rank), awaited, -1)
+    # A wait has the call site of the operation on the late rank.
     shown = np.where(late >= 0, last, did.row)
     late = np.where(did.doing == PROGRAM, columns.rank[did.row], late)
     return Pieces(
@@ -53,7 +58,10 @@ def _all_pieces(activity: Activity) -> tuple[Pieces, Rows]:
 
 
 def _span_sites(columns: SpanColumns) -> tuple[tuple[CallSite, ...], Rows]:
-    """Return call sites, and for each span the index of its own; a kept loop has the rank that keeps it."""
+    """Return distinct call sites, and for each span the index of its call site.
+
+    The span of a program that keeps the event loop busy has the operator "rank 3", the rank that keeps it.
+    """
     compute, program = columns.is_kind("compute"), columns.is_kind("program")
     name, line = np.where(program, columns.rank, columns.name), np.where(program, columns.name, columns.call_site)
     most = max(len(columns.texts), int(columns.rank.max(initial=0))) + 1
@@ -61,21 +69,26 @@ def _span_sites(columns: SpanColumns) -> tuple[tuple[CallSite, ...], Rows]:
     _, first, site = np.unique(key, return_index=True, return_inverse=True)
     found = zip(*(column[first].tolist() for column in (name, line, compute, program)), strict=True)
     texts = columns.texts
-    sites = tuple(
-        CallSite(
-            operator=f"rank {name}" if keeps else f"'{texts[name]}'" if computes else texts[name],
-            frames=(texts[line],) if texts[line] else (),
-        )
-        for name, line, computes, keeps in found
-    )
-    return sites, site
+    sites = []
+    for name, line, computes, keeps in found:
+        operator = f"rank {name}" if keeps else texts[name]
+        frames = (texts[line],) if texts[line] else ()
+        sites.append(CallSite(operator=f"'{operator}'" if computes else operator, frames=frames))
+    return tuple(sites), site
 
 
 def _name_excess(waits: Pieces, columns: SpanColumns, site: Rows, begun_ns: Int64s) -> Pieces:
-    """Replace the compute named for a wait by the one that made the rank late, where that is another compute.
+    """Replace the call site of waits for a computing rank by that of the compute that made the rank late.
 
-    A compute makes a rank late if the rank has spent more time on it than the victim by the end of a wait, and at least
-    half of all that the victim has waited for the rank by then. What runs later, or in a window before, does not count.
+    A compute made the rank late if, by the end of the wait, the rank has spent more time on it than the waiting rank
+    (the victim) has, by at least half of the time that the victim has waited for the rank so far. If this holds for the
+    present call site, it stays.
+
+    Args:
+        waits: Waits of `Pieces.follow_waits`.
+        columns: The spans.
+        site: Index of the call site of each span.
+        begun_ns: By rank, the start of its window; earlier computes do not count.
     """
     rows = np.flatnonzero(waits.did == NAMES.index(COMPUTE))
     rows = rows[np.lexsort((waits.late[rows], waits.rank[rows]))]
@@ -83,10 +96,10 @@ def _name_excess(waits: Pieces, columns: SpanColumns, site: Rows, begun_ns: Int6
         return waits
     rank, victim, end_ns = waits.late[rows], waits.rank[rows], waits.end_ns[rows]
     firsts = run_starts(victim, rank)
-    # What the victim has waited for the rank by the end of each wait: a running sum within each pair of ranks.
+    # Time that the victim has waited for the rank by the end of each wait: a running sum for each pair of ranks.
     waited_ns = np.cumsum(end_ns - waits.start_ns[rows])
     before_ns = np.append(0, waited_ns)[firsts]
-    waited_ns -= np.repeat(before_ns, np.diff(np.append(firsts, len(rows))))
+    waited_ns -= np.repeat(before_ns, run_lengths(firsts, len(rows)))
     own_ns, most_ns, longest = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64), waits.site[rows]
     computes = np.flatnonzero(columns.is_kind("compute"))
     for number in np.unique(site[computes]).tolist():
@@ -101,7 +114,14 @@ def _name_excess(waits: Pieces, columns: SpanColumns, site: Rows, begun_ns: Int6
 
 
 def spent_ns(spans: SpanColumns, begun_ns: Int64s, rank: Int64s, now_ns: Int64s) -> Int64s:
-    """Return how long spans had run on each of `rank` by each of `now_ns`, since an instant `begun_ns` of each rank."""
+    """Return, for each question, how many nanoseconds spans had run on a rank by an instant.
+
+    Args:
+        spans: The spans.
+        begun_ns: By rank, the instant from which on time counts.
+        rank: Rank of each question.
+        now_ns: Instant of each question.
+    """
     start_ns = np.maximum(spans.start_ns, begun_ns[spans.rank])
     ranks = np.concatenate([spans.rank, spans.rank, rank])
     times_ns = np.concatenate([start_ns, np.maximum(spans.end_ns, start_ns), now_ns]) - begun_ns.min()
@@ -110,8 +130,7 @@ def spent_ns(spans: SpanColumns, begun_ns: Int64s, rank: Int64s, now_ns: Int64s)
     order = np.lexsort((times_ns, ranks))
     moments_ns = np.cumsum((running * times_ns)[order])
     firsts = run_starts(ranks[order])
-    before_ns = np.repeat(np.append(0, moments_ns)[firsts], np.diff(np.append(firsts, len(order))))
+    before_ns = np.repeat(np.append(0, moments_ns)[firsts], run_lengths(firsts, len(order)))
     found: Int64s = np.empty_like(times_ns)
     found[order] = np.cumsum(running[order]) * times_ns[order] - (moments_ns - before_ns)
-    until_now: Int64s = found[2 * len(spans) :]
-    return until_now
+    return found[2 * len(spans) :]

@@ -39,16 +39,19 @@ class Dump:
     """The dump of one rank."""
 
     path: Path
-    prefix: str  # The name without the rank: that of one run
+    prefix: str  # File name with "*" in place of the rank; dumps of one run share it
     rank: int
     version: str
-    ends: tuple[End, ...]  # Keys are names of groups, as the recorder has them, until dumps of all ranks are joined
-    groups: Mapping[str, tuple[int, ...]]  # Members, where the dump lists them
-    is_gloo: bool  # Whether an operation is one of gloo
+    ends: tuple[End, ...]  # This rank's operations; `call.key` is the name of the group in the dump
+    groups: Mapping[str, tuple[int, ...]]  # World ranks of each group whose members the dump lists
+    is_gloo: bool  # Whether any operation was carried out by gloo
 
 
 def split_rank(path: Path) -> tuple[str, int] | None:
-    """Return a file name with "*" in place of its rank, and the rank; None if the name has no number."""
+    """Return a file name with "*" in place of its rank, and the rank, or None if the name has no number.
+
+    "nccl_trace_rank_3.pkl" gives ("nccl_trace_rank_*", 3).
+    """
     stem = re.sub(r"\.(json|pickle|pkl|bin|txt|dump)$", "", path.name)
     matches = list(re.finditer(r"rank[_-]?(\d{1,7})(?!\d)", stem)) or list(re.finditer(r"(\d{1,7})(?!\d)", stem))
     if not matches:
@@ -58,7 +61,10 @@ def split_rank(path: Path) -> tuple[str, int] | None:
 
 
 def looks_like_dump(path: Path) -> bool:
-    """Whether a file begins as a dump of the flight recorder does."""
+    """Whether a file looks like a dump of the flight recorder, by its beginning and its last bytes.
+
+    False for traces, and for files that cannot be read.
+    """
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
@@ -66,21 +72,23 @@ def looks_like_dump(path: Path) -> bool:
             both_ends = head + file.read(_TAIL_BYTES)
     except OSError:
         return False
-    if b'"traceEvents"' in head or b'"deviceProperties"' in head:
+    if b'"traceEvents"' in head or b'"deviceProperties"' in head:  # a trace of PyTorch's profiler
         return False
     keys = (b"pg_config", b"nccl_version", b"comm_lib_version", b"collective_seq_id")
+    # A pickle begins with 0x80, JSON with a brace.
     return (head[:1] == b"\x80" or head.lstrip()[:1] == b"{") and any(key in both_ends for key in keys)
 
 
 def read_dump(path: Path) -> Dump:
-    """Read one file.
+    """Read a dump of the flight recorder. The file's name must have the rank, such as "dump_3".
 
     Raises:
-        UsageError: Naming the file and the fault.
+        UsageError: The file cannot be read, is no dump, or is of another version. The message names file and fault.
     """
     named = split_rank(path)
     if named is None:
         raise UsageError(f"{path}: the name of a dump ends with its rank, such as dump_3")
+    prefix, rank = named
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UsageError(f"{path}: a dump has at most {MOST_BYTES >> 20} MiB; leave it out")
@@ -93,7 +101,7 @@ def read_dump(path: Path) -> Dump:
             raise UsageError(f"{path}: is of version {version} of the flight recorder; versions 2.x are read")
         groups = _parse_groups(root.get("pg_config") or {})
         entries = root.get("entries", [])
-        ends = _with_batches(entries, [_parse_end(entry, named[1], groups) for entry in entries])
+        ends = _with_batches(entries, [_parse_end(entry, rank, groups) for entry in entries])
         is_gloo = any(_bounded_text(entry["profiling_name"]).startswith(_GLOO) for entry in entries)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; name a dump that can be read") from None
@@ -101,32 +109,37 @@ def read_dump(path: Path) -> Dump:
         raise UsageError(
             f"{path}: is damaged, or no dump: {type(error).__name__}: {str(error)[:200]}; leave it out"
         ) from None
-    return Dump(
-        path=path, prefix=named[0], rank=named[1], version=version, ends=ends, groups=groups, is_gloo=is_gloo
-    )  # fmt: skip
+    return Dump(path=path, prefix=prefix, rank=rank, version=version, ends=ends, groups=groups, is_gloo=is_gloo)
 
 
 def _with_batches(entries: Sequence[Any], ends: Sequence[End]) -> tuple[End, ...]:
-    """Return the operations of a dump; a batched operation gets the state of its batch.
+    """Return the operations of a dump; each operation of a batch gets the state of the batch.
 
-    Only the end of a batch, which follows its operations under their number, has a state that changes.
+    The recorder updates only the entry "coalesced", which it writes after the operations of a batch, under the same
+    number.
+
+    Args:
+        entries: The entries of the dump, in its order.
+        ends: The operation of each entry.
     """
-    states: dict[tuple[str, bool, int], EndState] = {}
+    states: dict[tuple[str, bool, int], EndState] = {}  # of batches, by (group, whether of messages, number)
     complete: list[End] = []
     for entry, end in zip(reversed(entries), reversed(ends), strict=True):
         message = bool(entry.get("is_p2p"))
         key = (end.call.key, message, int(entry["p2p_seq_id" if message else "collective_seq_id"]))
         if end.call.op.endswith("coalesced"):
+            # Read backwards, the entry of the batch comes before its operations.
             states.setdefault(key, end.state)
         elif key in states:
             end = structs.replace(end, state=states[key])
-        if not (message and end.call.op == "coalesced"):  # ranks of other messages have no such end
+        # The batch of messages itself is left out: it is no operation that meets one of another rank.
+        if not (message and end.call.op == "coalesced"):
             complete.append(end)
     return tuple(reversed(complete))
 
 
 def _parse_groups(table: Any) -> dict[str, tuple[int, ...]]:
-    """Return the ranks of each group, where the dump lists them."""
+    """Return the ranks of each group, ascending, from the table "pg_config"; groups without ranks are left out."""
     members: dict[str, tuple[int, ...]] = {}
     for name, about in table.items():
         ranks = about.get("ranks") or "[]"
@@ -137,16 +150,26 @@ def _parse_groups(table: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _parse_end(entry: Any, rank: int, groups: Mapping[str, tuple[int, ...]]) -> End:
-    """Return an operation of a rank from its entry in a dump."""
+    """Return an operation of a rank from its entry in a dump.
+
+    Raises one of `_DAMAGE` if the entry is damaged.
+
+    Args:
+        entry: The entry as decoded, of any form.
+        rank: World rank of the dump.
+        groups: Members of each group that the dump lists.
+    """
     group, description = map(_bounded_text, entry["process_group"])
     library, _, operation = _bounded_text(entry["profiling_name"]).partition(":")
     op, _, route = operation.partition(" ")
     message, members = op in ("send", "recv"), groups.get(group, ())
     if message:
         peer = _parse_peer(route, members)
-        members = () if peer is None else (rank, peer) if op == "send" else (peer, rank)
+        members = () if peer is None else (rank, peer)
+        # Members of a message are its source and its destination.
+        members = members if op == "send" else members[::-1]
     recorded, is_gloo = _bounded_text(entry.get("state", "")), library == _GLOO
-    # Gloo records no start, and never says that an operation has completed, only that it was retired, also by an error.
+    # Gloo records neither start nor completion, only that an operation was retired, whether it ended well or not.
     state = EndState.QUEUED if recorded == "scheduled" else EndState.UNKNOWN
     if recorded == "completed" or (is_gloo and entry.get("retired")):
         state = EndState.DONE
@@ -161,11 +184,16 @@ def _parse_end(entry: Any, rank: int, groups: Mapping[str, tuple[int, ...]]) -> 
 
 
 def _parse_form(entry: Any, op: str) -> str:
-    """Return the arguments of an operation that must be equal on all ranks: the dtype, and numbers of elements."""
+    """Return the arguments of an operation that must be equal on all ranks, as text: dtype and numbers of elements.
+
+    Such as "float32 [4] -> [8]"; only the dtype if ranks may have different sizes, only the size for scatter and
+    gather, "" if the entry has neither arrays nor types.
+    """
     given, made = (_count_elements(entry.get(f"{side}_sizes")) for side in ("input", "output"))
     types = [_format_dtypes(entry.get(f"{side}_dtypes")) for side in ("input", "output")]
     if op in ("send", "recv"):
         given, made, types = (given, given, types[:1]) if op == "send" else (made, made, types[1:])
+    # Where each rank has sizes of its own, only the dtype must be equal.
     uneven = op.startswith(("all_to_all", "alltoall")) or "_v" in op
     if uneven or not (given or made or any(types)):
         return types[-1] if uneven else ""
@@ -175,7 +203,12 @@ def _parse_form(entry: Any, op: str) -> str:
 
 
 def _parse_peer(route: str, members: Sequence[int]) -> int | None:
-    """Return the world rank at the other end of a message, from a text such as "0->1"; None if it names none."""
+    """Return the world rank at the other end of a message, or None if its text names none.
+
+    Args:
+        route: Text of the message after its name: "0->1" of a send, "1<-0" of a receive, with ranks inside the group.
+        members: World ranks of the group; if empty, the rank inside the group is returned.
+    """
     ends = re.fullmatch(r"\d+(?:->|<-)(\d+)", route)
     if ends is None:
         return None
@@ -184,14 +217,18 @@ def _parse_peer(route: str, members: Sequence[int]) -> int | None:
 
 
 def _bounded_text(value: Any) -> str:
-    """Return a text of bounded length; lists that contain each other many times would make an endless one."""
+    """Return a text or number as text of at most `_MOST_TEXT` characters.
+
+    Raises:
+        TypeError: The value is neither text nor number. The text of nested lists could be endless.
+    """
     if not isinstance(value, str | int | float):
         raise TypeError(f"text expected, got {type(value).__name__}")
     return str(value)[:_MOST_TEXT]
 
 
 def _count_elements(shapes: Any) -> int:
-    """Return the number of elements of all shapes together."""
+    """Return the number of elements of all shapes together: [[2, 3], [4]] gives 10."""
     return sum(math.prod(map(int, shape[:_MOST_SHAPES])) for shape in (shapes or ())[:_MOST_SHAPES])
 
 
@@ -200,9 +237,15 @@ def _format_dtypes(dtypes: Any) -> str:
 
 
 def _find_user_line(frames: Sequence[Any]) -> str:
-    """Return the line of the innermost frame of the user's program, else of the innermost frame; "" without."""
+    """Return the line of a call, such as "train.py:41 in main": of the innermost frame outside torch and overlap.
+
+    If there is none, of the innermost frame; "" without frames.
+
+    Args:
+        frames: The frames of the call, the innermost first.
+    """
     frames = frames[:_MOST_FRAMES]
-    found = next((frame for frame in frames if _is_users(frame["filename"])), frames[0] if frames else None)
+    found = next((frame for frame in frames if _is_of_user(frame["filename"])), frames[0] if frames else None)
     if not found or not found["filename"]:
         return ""
     name = re.split(r"[/\\]", _bounded_text(found["filename"]))[-1]
@@ -210,7 +253,7 @@ def _find_user_line(frames: Sequence[Any]) -> str:
 
 
 @lru_cache(maxsize=1 << 12)
-def _is_users(filename: Any) -> bool:
+def _is_of_user(filename: Any) -> bool:
     return not _NOT_OF_THE_USER.search(_bounded_text(filename))
 
 
@@ -218,13 +261,20 @@ def _is_users(filename: Any) -> bool:
 
 
 def ranks_without_dump(dumps: Mapping[int, Dump]) -> list[int]:
-    """Return the ranks without a dump: ranks are numbered from 0, and groups list their members."""
+    """Return the ranks of the run without a dump, ascending.
+
+    The ranks of a run are 0 to the highest rank with a dump, and all members of the groups that dumps list.
+    """
     known = {rank for dump in dumps.values() for ranks in dump.groups.values() for rank in ranks}
     return sorted((known | set(range(max(dumps) + 1))) - set(dumps))
 
 
 def rank_views(dumps: Mapping[int, Dump]) -> list[RankView]:
-    """Return the views of the ranks of one run."""
+    """Return the views of the ranks of one run.
+
+    Args:
+        dumps: Dumps by rank, at least one; ranks without a dump get no view.
+    """
     everyone = tuple(sorted({*dumps, *ranks_without_dump(dumps)}))
     is_gloo = any(dump.is_gloo for dump in dumps.values())
     ends = {rank: _joined_ends(dump.ends, everyone) for rank, dump in dumps.items()}
@@ -236,6 +286,7 @@ def rank_views(dumps: Mapping[int, Dump]) -> list[RankView]:
     return [
         RankView(
             rank=rank,
+            # Only the last operation may be one that failed and was recorded as done.
             ends=(*of_rank[:-1], *(_failed_alone(end, newest[end.call.key], dumps) for end in of_rank[-1:])),
             unrecorded="sends and receives of gloo" if is_gloo else "",
         )
@@ -244,24 +295,35 @@ def rank_views(dumps: Mapping[int, Dump]) -> list[RankView]:
 
 
 def _failed_alone(end: End, newest: Mapping[int, int], dumps: Mapping[int, Dump]) -> End:
-    """Return the last end of a rank, as failed if it has ended without a rank that never called it."""
+    """Return `end`; as FAILED if it is a collective recorded as done that another member has not called yet.
+
+    Args:
+        end: The last operation of a rank.
+        newest: By rank, the number of the rank's last collective in the group of `end`.
+        dumps: Dumps by rank. Members without a dump do not count: they may have called.
+    """
     members = [rank for rank in end.call.members or newest if rank in dumps]
     alone = end.state is EndState.DONE and any(newest.get(rank, -1) < end.seq for rank in members)
     return structs.replace(end, state=EndState.FAILED) if alone and not end.call.is_message else end
 
 
 def _joined_ends(recorded: Sequence[End], everyone: tuple[int, ...]) -> list[End]:
-    """Return the ends of a rank under the keys and numbers at which they meet those of other ranks.
+    """Return the operations of a rank with keys and numbers that are the same on all ranks of an operation.
 
-    Several calls have one number if they were coalesced. The k-th unfinished send to a rank meets that rank's k-th
-    unfinished receive.
+    Coalesced collectives share a number in the dump: each gets a key of its own, by its position among them. Messages
+    are numbered here: the k-th unfinished send from rank 0 to rank 1 meets the k-th unfinished receive.
+
+    Args:
+        recorded: The operations of a dump; keys are names of groups.
+        everyone: All ranks of the run: the members of the default group where the dump lists none.
     """
     counts: Counter[object] = Counter()
-    calls: dict[CallRecord, CallRecord] = {}  # equal ones become one
+    calls: dict[CallRecord, CallRecord] = {}  # equal calls share one object
     ends = []
     for end in sorted(recorded, key=lambda end: end.issued_ns):
         call, members, seq = end.call, end.call.members, end.seq
         if call.is_message:
+            # Ended messages are counted separately, as one of the two dumps may have lost some of them.
             key = f"{call.key} {members}{'' if end.is_open else ' ended'}"
             counts[key, call.op] += 1
             seq = counts[key, call.op]

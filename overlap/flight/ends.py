@@ -19,30 +19,43 @@ _SILENT = "ended without a word: killed, or by os._exit"
 
 
 def judge_records(world: RecordedWorld) -> tuple[list[RankView], WaitVerdict, list[str]]:
-    """Return the views of the ranks of a world, the verdict, and notes.
+    """Judge why a recorded world ended or is stuck.
 
-    An error that began in a process counts before a process that vanished without a word, that before waits, and those
-    before errors that others only noticed.
+    By precedence: an error that began in a process, a process that ended without a report, waits that cannot end, and
+    errors that processes only received from others.
+
+    Args:
+        world: The records, of one process or more.
+
+    Returns:
+        The views of the ranks, the verdict, and notes for people, which may be none.
     """
     silent = [flight for flight in world.flights if flight.ending is None and not world.runs(flight)]
-    together = len(silent) == len(world.flights) > 1  # by a common cause, which says nothing about the ranks
+    # If all processes ended at once, the cause is outside of them, and no rank is to blame.
+    together = len(silent) == len(world.flights) > 1
     size = world.flights[0].world_size
     views = rank_views(world, [] if together else silent)
+    # Only the first error counts: the others may follow from it.
     first = culprit(sign for sign in signs_of(world) if sign.evidence is Evidence.OWN_ERROR)
     if first is not None:
         views = [replace(view, error=first.text) if view.rank == first.rank else view for view in views]
     verdict = judge(views, size)
+    # The records show no certain cause: an error that processes have received from others counts.
     report = culprit(signs_of(world))
     if report is not None and report.rank is not None and not verdict.is_certain:
         lost = RankView(rank=report.rank, seen=Seen.ENDED, how=f"is lost, as another process reported: {report.text}")
         others = [replace(view, error=report.text) if view.rank == report.rank else view for view in views]
         known = any(view.rank == report.rank for view in views)
         verdict = judge(others if known else [*views, lost], size)
-    return views, verdict, [_together(silent)] if together else []
+    return views, verdict, [_ended_together_note(silent)] if together else []
 
 
 def signs_of(world: RecordedWorld) -> list[Sign]:
-    """Return the signs in the recorded ends of a world that name a rank."""
+    """Return a sign for each process that has recorded the end of its world and the rank at fault.
+
+    An error that began in the process is OWN_ERROR. An error that began elsewhere is REPORTED: the sign has the
+    rank at fault, and the process that reported it.
+    """
     return [
         Sign(
             process=flight.process, rank=end.rank, text=end.line, at_ns=end.at_ns,
@@ -53,7 +66,8 @@ def signs_of(world: RecordedWorld) -> list[Sign]:
     ]  # fmt: skip
 
 
-def _together(silent: list[Flight]) -> str:
+def _ended_together_note(silent: list[Flight]) -> str:
+    """Return the note on processes that all ended without a word."""
     processes = ", ".join(f"process {flight.process}: pid {flight.pid}" for flight in silent[:4])
     more = ", ..." if len(silent) > 4 else ""
     return (
@@ -63,38 +77,63 @@ def _together(silent: list[Flight]) -> str:
 
 
 def rank_views(world: RecordedWorld, ended: list[Flight]) -> list[RankView]:
-    """Return the views of the recorded ranks; `ended` are the records of processes that have ended without a word."""
+    """Return the views of the recorded ranks.
+
+    Args:
+        world: The records, of one process or more.
+        ended: Records of processes that have ended without a report.
+    """
     tables = {table.rank: (flight, table) for flight in world.flights for table in flight.ranks}
-    newest = {rank: _newest(table.ends()) for rank, (_, table) in tables.items() if table.left}
-    return [_view(flight, table, newest, is_dead=flight in ended) for flight, table in tables.values()]
+    newest = {rank: _newest_numbers(table.ends()) for rank, (_, table) in tables.items() if table.left}
+    return [_make_view(flight, table, newest, is_dead=flight in ended) for flight, table in tables.values()]
 
 
-def _newest(ends: Sequence[End]) -> dict[str, int]:
-    """Return the number of the last operation, by key."""
+def _newest_numbers(ends: Sequence[End]) -> dict[str, int]:
+    """Return the highest number of the operations of a rank, for each key (see `CallRecord.key`)."""
+    # Of equal keys the last one stays, which has the highest number.
     return {end.call.key: end.seq for end in sorted(ends, key=lambda end: end.seq)}
 
 
-def _view(flight: Flight, table: RankTable, newest: Mapping[int, Mapping[str, int]], *, is_dead: bool) -> RankView:
-    """Return the view of one rank; `newest` are the numbers of the last operations of ranks that have finished."""
-    # what ended with the world was unfinished until then
+def _make_view(flight: Flight, table: RankTable, newest: Mapping[int, Mapping[str, int]], *, is_dead: bool) -> RankView:
+    """Return the view of one rank.
+
+    Args:
+        flight: The record of the rank's process.
+        table: The operations of the rank.
+        newest: For each rank that has finished its program, the numbers of its last operations by key.
+        is_dead: Whether the process has ended without a report.
+    """
+    # Operations that ended when the world did count as unfinished.
     ends = table.ends(flight.ending.at_ns if flight.ending is not None else None)
     last_ns = ends[-1].issued_ns if ends else 0
-    ends = [end if _counts(end, last_ns, newest) else replace(end, state=EndState.DONE) for end in ends]
+    ends = [end if _still_counts(end, last_ns, newest) else replace(end, state=EndState.DONE) for end in ends]
     view = RankView(
         rank=table.rank, ends=tuple(ends), step=None if table.step < 0 else table.step, process=flight.process,
         pid=flight.pid, host=flight.host, how=_SILENT if is_dead else "",
     )  # fmt: skip
+    # Later lines override earlier ones: an ended process counts more than a running function, which outranks a wait.
     is_open = any(end.is_open for end in ends)
-    seen = Seen.WAITS if is_open else Seen.LEFT if table.left else Seen.ELSEWHERE
-    if view.running is not None:
+    seen = Seen.LEFT if table.left else Seen.ELSEWHERE
+    if is_open:
+        seen = Seen.WAITS
+    if view.running_function is not None:
         seen = Seen.GOES_ON
-    return replace(view, seen=Seen.ENDED if is_dead and not (table.left and not is_open) else seen)
+    if is_dead and (is_open or not table.left):
+        seen = Seen.ENDED
+    return replace(view, seen=seen)
 
 
-def _counts(end: End, last_ns: int, newest: Mapping[int, Mapping[str, int]]) -> bool:
-    """Whether an end is as its record says; a failed one is over if its program has learned of that and gone on.
+def _still_counts(end: End, last_ns: int, newest: Mapping[int, Mapping[str, int]]) -> bool:
+    """Whether an operation still matters to the verdict: False if it failed and the program then went on.
 
-    A program learns only where it awaits the operation that a member has finished, so it counts whatever it issued.
+    A program that issues another operation after a failure has probably caught the error. Exception: if a member
+    finished its program without calling this operation, the failed operation counts. A later call then does not prove
+    that the program knows of the failure, because it may not have awaited the operation yet.
+
+    Args:
+        end: One rank's side of an operation.
+        last_ns: When the last operation of this rank was issued.
+        newest: For each rank that has finished its program, the numbers of its last operations by key.
     """
     if end.state is not EndState.FAILED or (end.done_ns or 0) > last_ns:
         return True
@@ -103,11 +142,11 @@ def _counts(end: End, last_ns: int, newest: Mapping[int, Mapping[str, int]]) -> 
 
 
 def last_signs_of_process(pid: int, folder: str | os.PathLike[str] | None) -> list[str]:
-    """Return lines on the last operations of a process that has ended without a word, and on ranks that wait for it.
+    """Return lines on the last operations of an ended process, and on ranks that wait for it; [] without its record.
 
     Args:
-        pid: The process, which has ended a moment ago.
-        folder: Where flight records lie; None: in the default folder.
+        pid: The process, which ended a moment ago without a report.
+        folder: The folder of flight records; None: the default folder.
     """
     world = world_of_process(pid, folder)
     if world is None:
@@ -118,7 +157,7 @@ def last_signs_of_process(pid: int, folder: str | os.PathLike[str] | None) -> li
 
 
 def name_missing_processes(world: RecordedWorld) -> list[str]:
-    """Name the processes without a file here."""
+    """Return one line that names the processes of the world without a record here, or [] if none is missing."""
     lacking = sorted(set(range(world.flights[0].processes)) - {flight.process for flight in world.flights})
     names = named_ranks(lacking).replace("rank", "process", 1) if lacking else ""
     return [f"no file of {names}: see the folder for flight records on its machine"] if lacking else []

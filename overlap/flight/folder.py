@@ -1,9 +1,9 @@
 """Folders and names of flight records: which of them stay, and for how long.
 
-A record is a file from the start of a world: memory that is mapped to it outlives the process, however that ends. When
-the world has ended well it is removed; else it stays, until the folder has many newer ones. They lie in
-`OVERLAP_FLIGHT_DIR`, where nothing is ever cleared away, or in a folder of the user's own among the temporary files. In
-that folder is a link to each record elsewhere as long as its world lives, so that `overlap top` finds all.
+Each process of a world writes one record, a mapped file. What was stored stays in the file however the process ends.
+When the world has ended well the record is removed; otherwise it stays, until the folder has many newer ones. Records
+are in `OVERLAP_FLIGHT_DIR`, where old ones are never removed, or in the default folder, a temporary folder of the user.
+The default folder has a link to each record elsewhere while its world runs, so that `overlap top` finds all.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from .layout import file_bytes
 from .recorder import Writer
 
 ENDING = ".flight"
-# In the default folder: 40 MB, where each has two ranks; and how many are left when there are so many.
+# Records in the default folder before old ones are removed (40 MB with two ranks each), and records that remain then.
 MOST_FILES, KEPT_FILES = 128, 96
 
 _HOST_CHARACTERS = 100  # of a host's name in a record, at most
 _TEXT_CHARACTERS = 200  # of a path in a record, at most: the start of a record has little room
 
 _open: dict[Path, FlightFile] = {}
-_unwritable: set[str] = set()  # of which the user has been told
+_unwritable: set[str] = set()  # folders whose failure was reported to the user
 
 
 class FlightFile:
-    """A flight record while its world lives.
+    """A flight record that is being written, while its world runs.
+
+    Attributes:
+        path: The file; `open_records` lists it until `close`.
+        writer: Writes into the file.
 
     Args:
         memory: The file, mapped.
-
-    Attributes:
-        path: Where it is.
-        writer: Writes into it.
     """
 
     path: Path
@@ -55,7 +55,11 @@ class FlightFile:
         _open[path] = self
 
     def link(self, folder: Path) -> None:
-        """Link the record into another folder while it is open; nothing happens if that fails."""
+        """Put a link to the record into another folder until `close`; do nothing if the system refuses it.
+
+        Args:
+            folder: The other folder, which is created if it is missing. Old records in it are removed.
+        """
         with suppress(OSError):
             folder.mkdir(mode=0o700, exist_ok=True)
             _check_owner(folder)
@@ -70,10 +74,11 @@ class FlightFile:
             return
         self.writer.close()
         self._memory.close()
+        # The link is removed in any case: links are only for worlds that run.
         for path in [*([self._link] if self._link else []), *([] if keep else [self.path])]:
             with suppress(OSError):
                 path.unlink()
-            with suppress(OSError):  # there are others in it
+            with suppress(OSError):  # the folder has other files
                 path.parent.rmdir()
 
 
@@ -93,10 +98,10 @@ def open_flight(
     """Create a flight record; if it cannot be written, print a line for the user, and return None.
 
     Args:
-        folder: Where it lies; None: in the default folder.
-        name: Name of the file, without its ending; no other record has it.
+        folder: The folder, which is created if it is missing; None: the default folder.
+        name: Name of the file, without its suffix; no other record has it.
         ranks: World ranks of this process.
-        start: The start of the record, see `reading.Flight`.
+        start: Facts on the job, the world and the process, from `describe_start`.
     """
     where = Path(folder) if folder is not None else default_folder()
     try:
@@ -120,11 +125,21 @@ def open_flight(
 
 
 def _create(path: Path, ranks: Sequence[int], start: Mapping[str, object]) -> FlightFile:
-    """Create the file of a flight record, with its full size on the disk."""
+    """Create the file of a flight record, with its full size on the disk, and map it.
+
+    Args:
+        path: The file, which must not exist; no file is left after an error.
+        ranks: World ranks of this process.
+        start: Facts on the job, the world and the process, as for `open_flight`.
+
+    Raises:
+        OSError: The file exists, or cannot be written.
+    """
     size = file_bytes(len(ranks))
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        if hasattr(os, "posix_fallocate"):  # a store into a hole of a file kills the process where the disk is full
+        # Without space on the disk for every page, a store into the mapped file would kill the process on a full disk.
+        if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(descriptor, 0, size)
         else:
             os.ftruncate(descriptor, size)
@@ -138,14 +153,19 @@ def _create(path: Path, ranks: Sequence[int], start: Mapping[str, object]) -> Fl
 
 
 def _check_owner(folder: Path) -> None:
-    """Refuse a path that is no folder of this user."""
+    """Refuse a path that is no folder of this user: files that others put there must not be trusted.
+
+    Raises:
+        PermissionError: The path is a file, a link, or a folder of another user.
+    """
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        # The second argument is `strerror`, which stands in the line for the user.
         raise PermissionError(None, "it is not a folder of this user")
 
 
 def _remove_old_records(folder: Path) -> None:
-    """Remove the oldest records of processes that have ended, if there are many."""
+    """If a folder has `MOST_FILES` files, remove its oldest records, so that `KEPT_FILES` and running ones remain."""
     if len(os.listdir(folder)) < MOST_FILES:
         return
     files = [entry for entry in os.scandir(folder) if entry.name.endswith(ENDING)]
@@ -157,7 +177,7 @@ def _remove_old_records(folder: Path) -> None:
 
 
 def _may_live(path: str) -> bool:
-    """Whether the world of a file may still live: in this process, or in the process whose id the name has."""
+    """Whether the world of a record may still run: the name ends with the id of the process that writes it."""
     pid = path.removesuffix(ENDING).rpartition("-")[2]
     if pid == str(os.getpid()):
         return Path(path) in _open
@@ -168,24 +188,26 @@ _worlds = count()
 """A program may run several worlds, one after the other."""
 
 
-def restart_count(environ: Mapping[str, str] = os.environ) -> int:
-    """Return how often this job has been restarted; 0 in the first attempt, or if the launcher does not count."""
-    restarts = environ.get("OVERLAP_RESTART") or environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
+def restart_count() -> int:
+    """Return how often the launcher has restarted this job: 0 in the first attempt, or if it does not count."""
+    restarts = os.environ.get("OVERLAP_RESTART") or os.environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
     return int(restarts) if restarts.isdecimal() else 0
 
 
 def describe_start(
     *, job: str | None, restart: int, process: int, processes: int, world_size: int, script: str
 ) -> tuple[str, dict[str, object]]:
-    """Return the file name and the start of the next flight record of this process.
+    """Return the file name, without its suffix, and the start of this process's next flight record.
+
+    The start has the fields of `reading.Flight` that are known now. Each call counts one more world of this process.
 
     Args:
         job: Name of the job; None: this process is a world of its own.
-        restart: How often it has been started before.
+        restart: How often the job has been restarted.
         process: Index of this process.
-        processes: How many there are.
+        processes: Number of processes of the world.
         world_size: Ranks in the world.
-        script: The program.
+        script: Path of the program.
     """
     pid, world = os.getpid(), next(_worlds)
     fields: dict[str, object] = {
@@ -206,12 +228,21 @@ def describe_start(
 
 
 def working_folder() -> str:
-    """Return the last `_TEXT_CHARACTERS` of the working directory of this process; "" if it was removed."""
+    """Return the last `_TEXT_CHARACTERS` of the working directory of this process, or "" if it was removed."""
     with suppress(OSError):
         return os.getcwd()[-_TEXT_CHARACTERS:]
     return ""
 
 
 def runs(host: str, pid: int, since: str) -> bool:
-    """Whether the process of a record runs on this machine; False if the system does not show that."""
+    """Whether the process of a record still runs on this machine.
+
+    False for a process of another machine, and if its start is unknown.
+
+    Args:
+        host: Name of the process's machine, as in the record.
+        pid: Id of the process, which the system may have given to another process since.
+        since: Start time of the process, as the system counts, which tells it from a later process with this id;
+            "" if unknown.
+    """
     return bool(since) and host == platform.node()[:_HOST_CHARACTERS] and start_ticks(pid) == since

@@ -3,18 +3,18 @@
 ======================  ========================================================================
 offset                  content
 ======================  ========================================================================
-0                       `HEAD`: magic, version, how many ranks, records a rank, calls
+0                       `HEAD`: magic, version, number of ranks, records per rank, number of calls
 512                     a text: JSON of the start of the world (`Flight` in `reading`)
-4096                    a text: JSON of the end of the world; empty as long as it has not
+4096                    a text: JSON of the end of the world; empty while the world runs
 8192                    calls: `CALLS` of `CALL_BYTES`, each a number and a text; new ones replace the oldest
-then, for each rank     `RANK`, together: they are set at the start, and a page that is touched costs 15 us
+then, for each rank     `RANK`, all in one place: each page of the file that is touched costs 15 us
 then, for each rank     `RECORDS` of `RECORD`
 ======================  ========================================================================
 
 A text is its length in 4 bytes, written last, and UTF-8. Instants are nanoseconds of the process's `perf_counter_ns`.
-The record of an operation is taken when it is issued and given back when it ends: the oldest of those that have ended
-is the next to be overwritten, and one that is unfinished never is. Where more are unfinished than records may be taken,
-the newest wait until older ones end.
+An operation takes a record when it is issued, and frees it when it ends. The next operation overwrites the record that
+was freed first; records of unfinished operations are never overwritten. If no record may be taken, the newest
+operations wait in a queue without one until older ones end.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ TEXT_LIMIT_BYTES = 3500  # of the two texts at the beginning: fits into either's
 # 24 KiB a rank: the steps before the end, and what a rank may well have in flight.
 RECORDS = 512
 KEPT = RECORDS // 4
-"""Of them, those of the last operations that have ended: they stay, however many others are unfinished."""
+"""Records that always stay with the operations that ended last, however many others are unfinished."""
 RECORD = Struct("=qqqqqq")
-"""issued, number, call (twice its number, and 1 more without its input), step (-1: none); then ended (negative: badly)
-and started (of collectives only with the end).
+"""Fields: issued, number, call, step, ended, started.
 
-The last two are not set when an operation is issued, as stores cost time: they count if they are later than that.
+The call is 2 * its number, plus 1 while the input of the operation does not exist. Step -1: none. A negative end: with
+an error. The start of a collective is set only with its end.
+
+Issuing does not clear ended and started, as stores cost time: they count only if they are later than issued.
 """
 ISSUE = Struct("=qqqq")
-"""The part that is set when an operation is issued."""
+"""The first four fields of a record, which are set when an operation is issued."""
 
-# Different (call, group, line) of a program: mostly some dozens. 256 KiB.
+# Distinct calls (call, group and line) that a file holds; most programs have some dozens. 256 KiB.
 CALLS = 256
 CALL_BYTES = 1024
 CALL_HEAD = Struct("=q")  # its number; then a text
@@ -56,26 +58,31 @@ _LENGTH = Struct("=I")
 _MOST_RANKS = 1 << 16  # of one process: more is damage
 
 RecordMemory: TypeAlias = bytes | mmap
-"""Of a process: the whole file, as it was or as it is."""
+"""The whole file of a process: a copy, or mapped."""
 
 
 def call_offset(number: int) -> int:
-    """Return the offset of a call in the file, in bytes; calls reuse places after `CALLS` numbers."""
+    """Return the offset of a call in the file, in bytes. With 256 calls, call 257 overwrites call 1."""
     return CALLS_AT + number % CALLS * CALL_BYTES
 
 
 def rank_offset(index: int) -> int:
-    """Return the offset of the head of a rank in the file, in bytes, by the index of the rank in this process."""
+    """Return the offset in bytes of a rank's `RANK` in the file; `index` is the rank's index in its process."""
     return CALLS_AT + CALLS * CALL_BYTES + index * RANK.size
 
 
 def records_offset(index: int, ranks: int) -> int:
-    """Return the offset of the operations of a rank, in bytes, in a file of `ranks` ranks."""
+    """Return the offset in bytes of the first `RECORD` of a rank in the file.
+
+    Args:
+        index: Index of the rank in its process.
+        ranks: Number of ranks in the file.
+    """
     return rank_offset(ranks) + index * RECORDS_BYTES
 
 
 def file_bytes(ranks: int) -> int:
-    """Return the size of a file with that many ranks."""
+    """Return the size in bytes of a file with that many ranks."""
     return records_offset(ranks, ranks)
 
 
@@ -83,7 +90,7 @@ def check_layout(record: RecordMemory) -> int:
     """Check the head and the size of a flight record, and return its number of ranks.
 
     Raises:
-        ValueError: It is no flight record, or its version or size is wrong.
+        ValueError: The memory is no flight record, or its version or size is wrong.
     """
     if len(record) < HEAD.size or record[: len(MAGIC)] != MAGIC:
         raise ValueError("is no flight record; leave it out")
@@ -102,21 +109,51 @@ def check_layout(record: RecordMemory) -> int:
 
 
 def read_call(record: RecordMemory, slot: int) -> tuple[int, str]:
-    """Return the number of the call in a slot, 0 if the slot is empty, and the words of the call as JSON."""
+    """Return the number and the text (JSON) of the call in a slot; the number is 0 if it is empty or being written.
+
+    Args:
+        record: The file.
+        slot: The number of any call with this slot: calls 1 and 257 share one, see `call_offset`.
+
+    Raises:
+        ValueError: The text is longer than a slot.
+    """
     at = call_offset(slot)
     return CALL_HEAD.unpack_from(record, at)[0], read_text(record, at + CALL_HEAD.size, _CALL_TEXT_BYTES)
 
 
-def write_text(memory: bytearray, at: int, text: str, limit_bytes: int) -> None:
-    """Write a text, cut to `limit_bytes`; its length is written last, so that a reader never sees a part of it."""
+def write_call(memory: bytearray, number: int, text: str) -> None:
+    """Write the text of a call, and then its number, so that a reader never takes half of a text.
+
+    Args:
+        memory: The file, mapped.
+        number: Number of the call, 1 or more.
+        text: The call as JSON, cut here if it is too long.
+    """
+    at = call_offset(number)
+    # No call has the number 0: it shows a reader that the slot is being written.
+    CALL_HEAD.pack_into(memory, at, 0)
+    write_text(memory, at + CALL_HEAD.size, text, _CALL_TEXT_BYTES)
+    CALL_HEAD.pack_into(memory, at, number)
+
+
+def write_text(memory: bytearray, at: int, text: str, limit_bytes: int = TEXT_LIMIT_BYTES) -> None:
+    """Write the length of a text and its UTF-8 bytes. The length is written last, so that no reader sees half a text.
+
+    Args:
+        memory: The file, mapped.
+        at: Offset of the 4 bytes of the length; the text follows them.
+        text: The text.
+        limit_bytes: Most bytes of text to write; the rest is left out.
+    """
     data = text.encode(errors="replace")[:limit_bytes]
     _LENGTH.pack_into(memory, at, 0)
     memory[at + 4 : at + 4 + len(data)] = data
     _LENGTH.pack_into(memory, at, len(data))
 
 
-def read_text(memory: RecordMemory, offset: int, limit_bytes: int) -> str:
-    """Return the text at an offset.
+def read_text(memory: RecordMemory, offset: int, limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
+    """Return the text whose length is at an offset.
 
     Raises:
         ValueError: The text is longer than `limit_bytes`.

@@ -19,11 +19,13 @@ MOST_OPCODES = 10_000_000
 def unpickle_plain(content: bytes) -> Any:
     """Return the plain data of a pickle: numbers, texts, lists, tuples and dicts.
 
-    A large dump has millions of opcodes: the frequent ones are carried out here, byte by byte.
+    A large dump has millions of opcodes, so the frequent ones are executed here, without a call; `pickletools` decodes
+    the rare ones.
 
     Raises:
         ValueError: The pickle is truncated or too large, or has an opcode that can make anything else.
     """
+    # The machine of a pickle: a stack of values, lengths of the stack at each MARK, and values stored for later use.
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
@@ -37,6 +39,7 @@ def unpickle_plain(content: bytes) -> Any:
             push(memo[content[at]])
             at += 1
         elif code in _PUTS:
+            # The index is in one byte (BINPUT), in four (LONG_BINPUT), or the next free one (MEMOIZE).
             index = content[at] if code == 0x71 else len(memo) if code == 0x94 else _LONG(content, at)[0]
             at += _PUTS[code]
             memo[index] = stack[-1]
@@ -50,7 +53,7 @@ def unpickle_plain(content: bytes) -> Any:
             marks.append(len(stack))
         elif code in _NUMBERS:
             size, number = _NUMBERS[code]
-            push(number(content, at)[0])
+            push(*number(content, at))
             at += size
         elif code in _TO_MARK:
             begin = marks.pop()
@@ -70,11 +73,20 @@ def unpickle_plain(content: bytes) -> Any:
             return stack[-1]
         else:
             at = _apply_rare_opcode(content, at, stack)
-    raise ValueError(f"more than {MOST_OPCODES} opcodes")
+    raise ValueError(f"has more values than a dump (more than {MOST_OPCODES} pickle opcodes)")
 
 
 def _apply_rare_opcode(content: bytes, at: int, stack: list[Any]) -> int:
-    """Act on an opcode that dumps seldom have; return the position of the next one."""
+    """Execute an opcode that dumps seldom have, and return the position of the next one.
+
+    Args:
+        content: The pickle.
+        at: Position after the opcode, where its argument begins if it has one.
+        stack: The values so far, which the opcode changes.
+
+    Raises:
+        ValueError: The opcode can make more than plain data, or the stack has too few values for it.
+    """
     opcode = _OPCODES.get(chr(content[at - 1]))
     name = opcode.name if opcode is not None else f"{content[at - 1]:#x}"
     if opcode is None or not (name in _VALUES or name in _STEPS):
@@ -86,6 +98,7 @@ def _apply_rare_opcode(content: bytes, at: int, stack: list[Any]) -> int:
         argument, at = opcode.arg.reader(stream), stream.tell()
     if name in _VALUES:
         stack.append(argument)
+    # None: the opcode only describes the pickle, and makes nothing.
     elif step := _STEPS[name]:
         count, make = step
         if len(stack) < count:
@@ -97,8 +110,12 @@ def _apply_rare_opcode(content: bytes, at: int, stack: list[Any]) -> int:
 
 
 def _checked_pairs(items: list[Any]) -> Iterator[tuple[Any, Any]]:
-    """Return keys and values in pairs; refuse keys that are neither text nor number."""
-    if not _KEYS.issuperset(map(type, items[::2])):  # a nested tuple takes for ever to hash
+    """Return (key, value) pairs from [key, value, key, value, ...].
+
+    Raises:
+        ValueError: A key is neither text nor number.
+    """
+    if not _KEYS.issuperset(map(type, items[::2])):  # hashing a deeply nested tuple could take for ever
         raise ValueError("refused: a key that is neither text nor number")
     return zip(items[::2], items[1::2], strict=True)
 
@@ -122,7 +139,7 @@ _TO_MARK: dict[int, _Step] = {
     0x6C: lambda stack, items: stack.append(items),  # LIST
     0x64: lambda stack, items: stack.append(dict(_checked_pairs(items))),  # DICT
 }
-"""Opcodes that take all values from the last mark on."""
+"""Opcodes that take all values from the last mark on: (stack without them, these values)."""
 _VALUES = ("INT", "LONG", "LONG1", "LONG4", "FLOAT", "UNICODE", "BINUNICODE8")
 _STEPS: dict[str, tuple[int, _Step] | None] = {
     "PROTO": None,
@@ -134,4 +151,4 @@ _STEPS: dict[str, tuple[int, _Step] | None] = {
     "TUPLE3": (3, lambda stack, items: stack.append(tuple(items))),
     "SETITEM": (2, lambda stack, items: dict.update(stack[-1], _checked_pairs(items))),
 }
-"""Opcodes, the number of values that they take, and their meaning."""
+"""Opcodes, the number of values that each takes from the stack, and what it does; None: nothing."""

@@ -1,4 +1,4 @@
-"""Choice of flight records: the run that is meant, of all that lie in a folder; and the worlds that they are of."""
+"""Choice of flight records: they are grouped by world, and the world that the reader most likely means is chosen."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from .folder import ENDING, default_folder, runs, working_folder
 from .reading import Flight, read_flight
 
 _NONE = "why: no flight records in {}: no run has failed here, or they are elsewhere"
-_MOST_REFUSALS = 8  # unreadable files that are named
-# Processes begin their records when all have met, within milliseconds; clocks of machines that nobody sets differ more.
+_MOST_REFUSALS = 8  # unreadable files that messages name
+# Largest difference between the starts of records of one world, by whether they are of one host. Processes begin their
+# records within milliseconds of each other, but clocks of different machines may differ by minutes.
 _TOGETHER_NS = {True: 5 * 10**9, False: 300 * 10**9}
 
 
@@ -25,11 +26,11 @@ class RecordedWorld:
     """The flight records of the processes of one world."""
 
     flights: Sequence[Flight]  # By process
-    runs: Callable[[Flight], bool]  # Tells whether the process of a record still runs
+    runs: Callable[[Flight], bool]  # Whether the process of a record still runs
 
     @property
     def end_ns(self) -> int:
-        """The last instant, in nanoseconds since 1970, that any of the records has."""
+        """The last instant in any of the records, in nanoseconds since 1970."""
         endings = [flight.ending.at_ns for flight in self.flights if flight.ending is not None]
         return max([table.last_ns for flight in self.flights for table in flight.ranks] + endings)
 
@@ -37,24 +38,34 @@ class RecordedWorld:
 def newest_world(
     flights: Sequence[Flight], runs: Callable[[Flight], bool], nearness: Callable[[Flight], int] = lambda flight: 0
 ) -> tuple[RecordedWorld, int]:
-    """Return the world that began last, and the number of other worlds in the records.
+    """Return the newest of the worlds that are nearest to the reader, and the number of other worlds.
 
     Args:
-        flights: The records.
-        runs: Tells whether the process of a record still runs.
-        nearness: Of a record to the reader: the newest of the nearest worlds is returned.
+        flights: The records, at least one.
+        runs: Whether the process of a record still runs.
+        nearness: How near a record is to the reader: a larger number is nearer. By default all are equally near.
     """
     left, worlds = sorted(flights, key=lambda flight: flight.started_ns), []
     while left:
+        # Take the world of the newest record, with all of its records.
         worlds.append(flights_of_world(left[-1], left))
         taken = set(map(id, worlds[-1]))
         left = [flight for flight in left if id(flight) not in taken]
-    nearest = max(worlds, key=lambda world: max(map(nearness, world)))  # the first of several, which is the newest
+    # Of equally near worlds `max` takes the first, which is the newest.
+    nearest = max(worlds, key=lambda world: max(map(nearness, world)))
     return RecordedWorld(nearest, runs), len(worlds) - 1
 
 
 def flights_of_world(own: Flight, flights: Iterable[Flight]) -> list[Flight]:
-    """Return the records of the world of `own`, one for each process; of equal names, the nearest in time."""
+    """Return the records of the world of `own`, one for each process, in the order of processes.
+
+    Records are of one world if `world_key` is equal and they began within `_TOGETHER_NS` of `own`. Of several records
+    of one process index, the one that began nearest to `own` is taken.
+
+    Args:
+        own: One record of the world.
+        flights: Records of any worlds.
+    """
     nearest = {own.process: own}
     for flight in sorted(flights, key=lambda flight: _start_gap_ns(flight, own)):
         if world_key(flight) == world_key(own) and _start_gap_ns(flight, own) < _TOGETHER_NS[flight.host == own.host]:
@@ -63,7 +74,7 @@ def flights_of_world(own: Flight, flights: Iterable[Flight]) -> list[Flight]:
 
 
 def world_key(flight: Flight) -> tuple[object, ...]:
-    """Return the facts that all flight records of one world have in common."""
+    """Return (job, attempt, world, processes, world size), which all flight records of one world have in common."""
     return flight.job, flight.attempt, flight.world, flight.processes, flight.world_size
 
 
@@ -71,41 +82,42 @@ def _start_gap_ns(flight: Flight, own: Flight) -> int:
     return abs(flight.started_ns - own.started_ns)
 
 
-def recent_world(named: Sequence[str]) -> tuple[RecordedWorld, str, list[str]]:
-    """Return the world of some records that began last, a line on its job, and lines on other worlds.
+def newest_recorded_world(files: Sequence[str]) -> tuple[RecordedWorld, str, list[str]]:
+    """Find the world that began last among some flight records.
 
     Args:
-        named: Flight records, or folders of these; without any, the default folder.
+        files: Flight records, or folders with some; empty: the default folder.
+
+    Returns:
+        The world; a line that describes its job; and, if the records have other worlds too, a list with one hint.
 
     Raises:
-        UsageError: If no record can be read.
+        UsageError: No record can be read.
     """
-    flights = _read_flights(named)
-    nearness = (lambda flight: 0) if named else _nearness
-    world, older = newest_world(flights, lambda flight: runs(flight.host, flight.pid, flight.born), nearness)
+    flights = _read_flights(files)
+    # Named files are all equally near. In the default folder, runs of this user in this directory come first.
+    nearness = (lambda flight: 0) if files else _nearness
+    world, other_count = newest_world(flights, lambda flight: runs(flight.host, flight.pid, flight.born), nearness)
     first = world.flights[0]
     attempt = f", attempt {first.attempt}" if first.attempt else ""
     ranks = f"{first.world_size} rank{'s' * (first.world_size != 1)}"
     processes = f"{first.processes} process{'es' * (first.processes != 1)}"
-    last = "the last" if named else _why_chosen(world)
-    more = [f"(of {older + 1} runs in these files this is {last}; name the files of another to see that)"]
-    return (
-        world,
-        ", ".join([f"job {first.job}{attempt}: {ranks}", processes, *_describe_origin(first)]),
-        more if older else [],
-    )
+    last = "the last" if files else _why_chosen(world)
+    hint = f"(of {other_count + 1} runs in these files this is {last}; name the files of another to see that)"
+    job = ", ".join([f"job {first.job}{attempt}: {ranks}", processes, *_describe_origin(first)])
+    return world, job, [hint] if other_count else []
 
 
 def _nearness(flight: Flight) -> int:
-    """Return how near a record is: 2: by this user in this directory, 1: by this user elsewhere, 0: by another user."""
-    with suppress(OSError):  # its run has just removed it
+    """Return how near a run is to the reader: 2: this user's, in this directory; 1: this user's; 0: another user's."""
+    with suppress(OSError):  # the run has just removed its record
         if os.stat(flight.path).st_uid == os.getuid():
             return 2 if flight.folder and flight.folder == working_folder() else 1
     return 0
 
 
 def _why_chosen(world: RecordedWorld) -> str:
-    """Return why this run was chosen among all in the default folder, as a part of a sentence."""
+    """Return why this run was chosen among all in the default folder, as text that follows "this is"."""
     near = max(map(_nearness, world.flights))
     if near == 2:
         return "your last that began in this directory"
@@ -114,10 +126,10 @@ def _why_chosen(world: RecordedWorld) -> str:
 
 
 def _describe_origin(flight: Flight) -> Iterator[str]:
-    """Yield the program of a run, and when it began, as far as the record has them."""
+    """Yield the program of a run, and when it began, as text, as far as the record has them."""
     if flight.script:
         yield flight.script
-    with suppress(OverflowError, ValueError, OSError):  # no instant
+    with suppress(OverflowError, ValueError, OSError):  # a damaged record: the number is no date
         yield f"begun {datetime.fromtimestamp(flight.started_ns // 10**9)}"
 
 
@@ -126,11 +138,19 @@ def _default_path() -> str:
 
 
 def _find_files(named: Sequence[str]) -> list[str]:
-    """Return the paths of named flight records, and of those in named folders; none named: in the default folder."""
+    """Return the paths of flight records.
+
+    Args:
+        named: Paths of records and of folders with records; empty: the default folder. A record need not exist.
+
+    Raises:
+        UsageError: A folder has no records.
+    """
     files: list[str] = []
     for name in named or [_default_path()]:
         inside = [Path(name)]
-        if not named or Path(name).is_dir():  # links to records elsewhere may lead nowhere
+        if not named or Path(name).is_dir():
+            # `is_file` leaves out links to records that have been removed.
             inside = sorted(path for path in Path(name).glob(f"*{ENDING}") if path.is_file())
         if not inside:
             raise UsageError(_NONE.format(name))
@@ -139,12 +159,20 @@ def _find_files(named: Sequence[str]) -> list[str]:
 
 
 def _read_flights(named: Sequence[str]) -> list[Flight]:
-    """Return the readable records; print one line for each other file, unless its run has just removed it."""
+    """Read flight records, and print a line for each file that cannot be read.
+
+    Args:
+        named: Paths of records and of folders with records; empty: the default folder.
+
+    Raises:
+        UsageError: No record can be read; the message has the reasons. Or a folder has no records.
+    """
     flights, refusals = [], []
     for file in _find_files(named):
         try:
             flights.append(read_flight(file))
         except UsageError as error:
+            # A run may have removed a file of a folder since it was listed; a file that is named is always reported.
             if file in named or Path(file).exists():
                 refusals.append(f"why: {error}")
     if (more := len(refusals) - _MOST_REFUSALS) > 0:
@@ -157,21 +185,25 @@ def _read_flights(named: Sequence[str]) -> list[Flight]:
 
 
 def world_of_process(pid: int, folder: str | os.PathLike[str] | None) -> RecordedWorld | None:
-    """Return the records of the world of a process that has ended a moment ago; None without its record here.
+    """Return the records of the world of a process that ended a moment ago, or None if its record is not in the folder.
+
+    All other processes of the world count as running.
 
     Args:
-        folder: Where flight records lie; None: in the default folder.
+        pid: Id of the process.
+        folder: The folder of flight records; None: the default folder.
     """
     where = Path(folder) if folder is not None else default_folder()
-    own = max(_readable(where, f"*-{pid}{ENDING}"), key=lambda flight: flight.started_ns, default=None)
+    own = max(_read_all(where, f"*-{pid}{ENDING}"), key=lambda flight: flight.started_ns, default=None)
     if own is None:
         return None
-    name = Path(own.path).name.rpartition(f"-process{own.process}-")[0]  # the same of all processes of a world
-    return RecordedWorld(flights_of_world(own, _readable(where, f"{name}-*{ENDING}")), lambda flight: flight.pid != pid)
+    # The part of the name before the process is the same for all processes of a world.
+    name = Path(own.path).name.rpartition(f"-process{own.process}-")[0]
+    return RecordedWorld(flights_of_world(own, _read_all(where, f"{name}-*{ENDING}")), lambda flight: flight.pid != pid)
 
 
-def _readable(folder: Path, pattern: str) -> Iterator[Flight]:
+def _read_all(folder: Path, pattern: str) -> Iterator[Flight]:
     """Yield the flight records in a folder that match a pattern and can be read."""
     for path in folder.glob(pattern):
-        with suppress(UsageError):  # damaged, or gone meanwhile: its process has ended well
+        with suppress(UsageError):  # damaged, or removed since it was listed
             yield read_flight(path)

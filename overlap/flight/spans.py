@@ -1,8 +1,9 @@
-"""Flight records as a timeline: the last operations of ranks as spans, which are measured as those of traces are.
+"""Flight records as a timeline: the last operations of ranks as spans, which are measured like those of traces.
 
-An operation that has not ended ends now. One whose begin is not known counts from its call, or from the end of the one
-before it at the same place. Its bytes move from the moment at which the last member has come; a member that has not
-come, and has a record here, comes now, with a span without length. Records do not know which rank kept an event loop.
+An operation that has not ended gets a span that ends now. If the start is unknown, the span begins with the call, or
+with the end of the operation before it in the same group. Bytes move from the moment at which the last member has
+arrived; a member that has a record here and has not arrived gets a span without length now. Records do not show which
+rank kept an event loop busy.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from .reading import FORGOTTEN, RankTable
 
 
 def timeline_of_records(ranks: Sequence[RankTable], now_ns: int, world_size: int) -> Timeline:
-    """Return the operations of some ranks as a timeline, on the clock of their records.
+    """Return the operations of some ranks as a timeline, with instants in nanoseconds since 1970.
 
     Args:
-        ranks: The ranks.
+        ranks: The operations of each rank.
         now_ns: The present, in nanoseconds since 1970.
         world_size: Ranks of the world, with a record here or not.
     """
@@ -33,22 +34,28 @@ def timeline_of_records(ranks: Sequence[RankTable], now_ns: int, world_size: int
 
 
 def _rank_spans(table: RankTable, now_ns: int) -> SpanColumns:
-    """Return the operations of a rank that have begun as spans; those that have not ended end now."""
+    """Return the operations of a rank as spans; operations that have not ended end now.
+
+    Computes without a recorded start are left out.
+    """
+    # Sorted by the instant of issue, then by number: rows 1 and 0, as `lexsort` takes its last key first.
     issued, number, call, step, ended, started = table.operations[:, np.lexsort(table.operations[1::-1])]
     known, at = np.unique(np.abs(call), return_inverse=True)
     calls = [table.calls.get(each, FORGOTTEN) for each in known.tolist()]
     texts, groups = Table[str]({"": 0}), Table[SpanGroup]({NO_GROUP: 0})
 
     def by_call(numbers: Iterable[int]) -> Int64s:
-        """Return a number of the call of each operation."""
+        """Return a column for the operations from one number for each call."""
         return np.array([*numbers], np.int64)[at]
 
     is_compute = by_call(each.op == "compute" for each in calls) > 0
-    ended = np.abs(ended)  # negative: badly
+    ended = np.abs(ended)  # a negative end: with an error
     end = np.where(ended == 0, now_ns, ended)
     key = by_call(texts[each.key] for each in calls)
-    free_ns = np.zeros(len(texts), np.int64)  # until when ended operations took, by place
+    free_ns = np.zeros(len(texts), np.int64)  # by key of the group: when its last ended operation ended
     np.maximum.at(free_ns, key, ended)
+    # Without a known start, an operation that has ended counts from its call; an open one from the later of its call
+    # and the last end in its group.
     begun = np.where(started > 0, started, np.where(ended == 0, np.maximum(issued, free_ns[key]), issued))
     start = np.minimum(begun, end)
     ops = ["send/recv" if each.op in PAIRED else each.op for each in calls]
@@ -74,9 +81,15 @@ def _rank_spans(table: RankTable, now_ns: int) -> SpanColumns:
 
 
 def _absent_members(columns: SpanColumns, recorded: Collection[int], now_ns: int) -> SpanColumns:
-    """Return spans without length, now, of the recorded members that open operations lack."""
-    newest: dict[tuple[str, int], int] = {}  # number of the last operation, by place and rank
-    absent: dict[tuple[str, int, int], int] = {}  # row of an end, by place, number, and rank without one
+    """Return a span without length at `now_ns` for each recorded member that has not arrived at an open operation.
+
+    Args:
+        columns: The spans of all ranks with a record; operations that end at `now_ns` are open.
+        recorded: The ranks with a record.
+        now_ns: The present, in nanoseconds since 1970.
+    """
+    newest: dict[tuple[str, int], int] = {}  # number of the last operation, by group and rank
+    absent: dict[tuple[str, int, int], int] = {}  # row of a member's span, by group, number, and absent rank
     operations = columns.take(columns.is_operation)
     fields = (getattr(operations, name).tolist() for name in ("group", "seq", "rank", "end_ns"))
     ends = [(columns.groups[group], seq, rank, end_ns) for group, seq, rank, end_ns in zip(*fields, strict=True)]
@@ -92,9 +105,13 @@ def _absent_members(columns: SpanColumns, recorded: Collection[int], now_ns: int
 
 
 def step_length_ns(table: RankTable) -> int | None:
-    """Return the mean nanoseconds between the last ends of successive steps; None for less than two steps."""
+    """Return the mean nanoseconds between the ends of successive steps; None if fewer than two are complete.
+
+    A step ends with the last of its operations. A step with an unfinished operation is not complete, nor is the newest
+    one unless the program has finished.
+    """
     _, _, _, step, ended, _ = table.operations
-    last: dict[int, int] = {}
+    last: dict[int, int] = {}  # end of the last operation, by step
     unfinished = set() if table.left else {max(step.tolist(), default=-1)}  # the newest may have more to come
     for at_ns, index in zip(ended.tolist(), step.tolist(), strict=True):
         if index >= 0:

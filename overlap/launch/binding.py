@@ -1,10 +1,10 @@
 """Binding of the processes of a launch to cores.
 
-Linux likes to run a woken process on the core of the process that woke it, so that two which send to each other share
-one core while another idles. Numerical libraries start a thread for every core that a process may use, so that the
-threads of several processes get in each other's way. A process with a share of its own does neither. Measured on two
-cores: a training step of 2 processes over sockets takes 44 ms, not 59; to send and receive 256 KiB among 4 takes
-0.67 ms over TCP, not 1.0, from the barrier before it.
+Linux tends to run a woken process on the core of the process that has woken it. So two processes that send to each
+other may share one core while another core is idle. Numerical libraries start a thread for each core that a process may
+use, so that threads of several processes compete for cores. Binding each process to a share of the cores prevents both.
+Measured on two cores: a training step of 2 processes over sockets takes 44 ms, not 59; sending and receiving 256 KiB
+among 4 processes over TCP takes 0.67 ms, not 1.0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ _LEVELS = ("physical_package_id", "die_id", "core_id")
 
 
 def share_own_cores(processes: int) -> list[frozenset[int]]:
-    """Return the share of each process in the cores of this thread; empty shares where the system has no affinity."""
+    """Divide the cores that this thread may use; return the share of each process, see `share_cores`.
+
+    All shares are empty if the system cannot bind processes to cores.
+    """
     try:
         return share_cores(sort_by_package(os.sched_getaffinity(0)), processes)
     except (AttributeError, OSError):
@@ -26,13 +29,13 @@ def share_own_cores(processes: int) -> list[frozenset[int]]:
 
 
 def sort_by_package(cores: Iterable[int], folder: str = "/sys/devices/system/cpu") -> list[int]:
-    """Return cores sorted by package and physical core, so that the threads of one core are adjacent."""
+    """Return logical cores sorted by package and physical core, so that those of one physical core are adjacent."""
     topologies = {core: Path(folder, f"cpu{core}/topology") for core in cores}
     return sorted(topologies, key=lambda core: ([_read_number(topologies[core] / level) for level in _LEVELS], core))
 
 
 def _read_number(path: Path) -> int:
-    """Read a number from a file of the kernel; 0 if there is none."""
+    """Return the number in a file of the kernel; 0 if the file is missing, or has no number."""
     with suppress(OSError, ValueError):
         return int(path.read_text(encoding="ascii"))
     return 0
@@ -41,14 +44,18 @@ def _read_number(path: Path) -> int:
 def share_cores(cores: Sequence[int], processes: int) -> list[frozenset[int]]:
     """Divide cores into a share for each process.
 
-    With more cores than processes, shares are equally large, and cores that are left over belong to every share. With
-    fewer cores, equally many processes share each core; neighbours, which send to each other most, get different cores
-    and run at the same time. If the processes cannot be divided evenly, all shares are empty: a process with a smaller
-    share would hold up the others.
+    With at least as many cores as processes, shares are equally large, and remaining cores belong to every share. With
+    fewer cores, equally many processes share each core: neighbours, which send to each other most, get different cores.
+    If that cannot be even, all shares are empty, because a process with less of a core would delay the others.
+
+    >>> [sorted(share) for share in share_cores([0, 1, 2, 3, 4], 2)]
+    [[0, 1, 4], [2, 3, 4]]
+    >>> [sorted(share) for share in share_cores([0, 1], 4)]
+    [[0], [1], [0], [1]]
 
     Args:
-        cores: In the order in which they are given away; at least one.
-        processes: How many.
+        cores: The cores, at least one; the first ones go to the first process.
+        processes: Number of processes.
     """
     each = len(cores) // processes
     if each:
@@ -61,14 +68,15 @@ def share_cores(cores: Sequence[int], processes: int) -> list[frozenset[int]]:
 
 @contextmanager
 def bound_to_cores(cores: frozenset[int]) -> Iterator[None]:
-    """Bind processes that are started in the block to some cores; an empty set binds nothing."""
+    """Bind processes that are started in the block to some cores; with an empty set, do nothing."""
     before: set[int] = set()
-    with suppress(OSError):  # it is no reason not to start them
+    with suppress(OSError):  # processes that cannot be bound are started nevertheless
         if cores:
             before = os.sched_getaffinity(0)
             os.sched_setaffinity(0, cores)
     try:
         yield
     finally:
+        # empty: nothing was bound, or reading the present cores has failed
         if before:
             os.sched_setaffinity(0, before)

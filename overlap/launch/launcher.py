@@ -17,27 +17,28 @@ import trio
 from ..errors import UsageError
 from ..kernel_facts import queued_ns, state_letter, waits_in_kernel
 from ..processes.identity import LOST_AFTER_S
+from ..processes.members import PrintLine
 from ..processes.place import member_variables
 from ..processes.secret import write_to_nameless_file
 from ..processes.status import LONGEST_BYTES, Record, Status, read_record
 from ..signals import ASKING
 from ..survival.witness import has_survivor, newest_world
 from .binding import bound_to_cores, share_own_cores
-from .jobs import Action, Job, Jobs, KernelState, Kill, LaunchSpec, Line
+from .jobs import Action, Job, Jobs, KernelState, Kill, LaunchSpec
 from .lifeline import tie_to_pipe
 from .output import DRAIN_S, READ_BYTES, STDERR, STDOUT, Relay, Screen, line_prefix, open_log, write_log
 
-# By the letter for the state of a process: proc(5).
+# Text for each state of a process that stands still, by its letter in proc(5).
 _STANDSTILL = {
     "T": "is stopped, as SIGSTOP does",
     "t": "is held by a debugger",
     "D": "waits in the kernel, for a disk or for memory",
 }
-# Longest wait for the folder of the witness: as for a process of several hosts that cannot reach it.
+# Longest wait for the folder of the witness, which may be on a file system that does not answer.
 _WITNESS_S = LOST_AFTER_S
-# Parts of the names of functions that wait for nothing but memory, of a control group or of the system.
+# Parts of names of kernel functions that wait only for memory, of a control group or of the system.
 _FOR_MEMORY = ("mem_cgroup", "reclaim")
-_RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss: getrusage(2) of either system
+_RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # unit of `ru_maxrss`, see getrusage(2)
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, ASKING)
 
 
@@ -50,17 +51,17 @@ class LaunchOutcome:
 
 
 async def launch(spec: LaunchSpec) -> LaunchOutcome:
-    """Start the processes and wait until all have ended; the first failure, or a signal, ends all.
+    """Start the processes of a launch, and wait until all have ended; the first failure, or a signal, ends all.
 
-    No process is left behind, also after an error or a cancellation.
+    No process is left behind, even after an error or a cancellation.
 
     Args:
         spec: Description of the launch.
 
     Raises:
-        UsageError: If the system refuses to start a process; the others are ended.
-        OSError: If the reader of the output has closed it.
-        OutputError: If output cannot be written.
+        UsageError: The system refuses to start a process; the others are ended.
+        OSError: The reader of the output has closed the pipe.
+        OutputError: Output cannot be written.
     """
     handled = [number for number in _HANDLED if signal.getsignal(number) is not signal.SIG_IGN]
     with trio.open_signal_receiver(*handled) as signals, ExitStack() as resources:
@@ -76,35 +77,34 @@ async def launch(spec: LaunchSpec) -> LaunchOutcome:
                     with bound_to_cores(cores):
                         launcher.children[node] = NodeChild(spec, node, secret=secret, screen=launcher.screen, log=log)
                 except OSError as error:  # too many files or processes, too little memory
-                    raise UsageError(
-                        f"process {node} cannot be started: {error.strerror or error}; "
-                        "start fewer, or allow more (ulimit -u, -n)"
-                    ) from error
+                    reason = f"process {node} cannot be started: {error.strerror or error}"
+                    raise UsageError(f"{reason}; start fewer, or allow more (ulimit -u, -n)") from error
                 launcher.jobs.add(node, launcher.children[node].pid)
             await launcher.run(signals)
         finally:
             for child in launcher.children.values():
-                child.send(signal.SIGKILL)
+                child.send_signal(signal.SIGKILL)
             with trio.CancelScope(shield=True):  # bounded: they have been killed
                 for child in launcher.children.values():
                     await child.wait_and_reap()
                     child.close()
     jobs = launcher.jobs
+    # processes that the others have survived count only if there are no others
     ended = [job for job in jobs.ended if job not in jobs.survived] or jobs.ended
     for job in ended:
-        launcher.children[job.node].describe_end(job)
+        launcher.children[job.node].record_end(job)
     return LaunchOutcome(endings=ended, asked=jobs.asked)
 
 
 class _Launcher:
-    """Passes what happens to `Jobs`, and performs the actions."""
+    """Passes events to `Jobs`, and performs its actions."""
 
     def __init__(self, spec: LaunchSpec) -> None:
         self.children: dict[int, NodeChild] = {}
         self.jobs = Jobs(spec, lambda node: read_child_state(self.children[node].pid), trio.current_time())
         self.screen = Screen()
         self._spec = spec
-        self._pause = trio.CancelScope()  # until the next tick
+        self._pause = trio.CancelScope()  # around the sleep until the next tick
 
     async def run(self, signals: AsyncIterator[int]) -> None:
         """Wait until all processes have ended."""
@@ -117,31 +117,33 @@ class _Launcher:
             nursery.cancel_scope.cancel()
 
     def _perform(self, actions: Iterable[Action]) -> None:
+        """Perform actions, and set the time of the next tick."""
         for action in actions:
             match action:
                 case Kill(node, number):
-                    self.children[node].send(number)
-                case Line(text):
-                    self._spec.report(text)
+                    self.children[node].send_signal(number)
+                case PrintLine(line):
+                    self._spec.report(line)
         self._pause.deadline = self.jobs.next_s
 
     async def _tick(self) -> None:
+        """Call `Jobs.tick` whenever it is due, until cancelled."""
         while True:
             with trio.CancelScope(deadline=self.jobs.next_s) as self._pause:
                 await trio.sleep_forever()
             self._perform(self.jobs.tick(trio.current_time()))
 
     async def _handle_signals(self, signals: AsyncIterator[int]) -> None:
-        """Pass on the signals of the launcher."""
+        """Pass on the signals that the launcher gets, until cancelled."""
         async for number in signals:
             if number == ASKING:
                 for job in self.jobs.running:
-                    self.children[job.node].ask()
+                    self.children[job.node].ask_for_report()
             else:
                 self._perform(self.jobs.interrupt(trio.current_time(), signal.Signals(number)))
 
     async def _watch_child(self, child: NodeChild) -> None:
-        """Show the output of one process, handle its records, and act on its end."""
+        """Copy the output of one process, handle its records, and act on its end."""
         async with trio.open_nursery() as nursery:
             for relay in child.relays:
                 nursery.start_soon(relay.run)
@@ -150,15 +152,16 @@ class _Launcher:
             self._perform(self.jobs.exit(trio.current_time(), child.node, returncode))
             with trio.move_on_after(DRAIN_S):  # a child of it may hold the pipe open
                 await child.drained.wait()
+            # now stop reading records; of the output, only the rest in the pipes is copied
             child.listening.cancel()
             for relay in child.relays:
-                relay.hurry()
-            survived = bool(self.jobs.running) and await self._others_go_on(self.jobs.jobs[child.node])
+                relay.limit_rest()
+            survived = bool(self.jobs.running) and await self._others_continue_without(self.jobs.jobs[child.node])
             drained = child.drained.is_set()
             self._perform(self.jobs.close(trio.current_time(), child.node, drained=drained, survived=survived))
 
     async def _read_records(self, child: NodeChild) -> None:
-        """Handle the records of a process; with a log, write the text of the last one into it."""
+        """Handle the records of a process until its pipe is closed; if it has a log, write its status into the log."""
         with child.listening:
             async for line in _read_lines(child.reports, LONGEST_BYTES):
                 if (record := read_record(line)) is not None:
@@ -166,36 +169,41 @@ class _Launcher:
                     self._perform(self.jobs.report(trio.current_time(), child.node, record))
             child.drained.set()
 
-    async def _others_go_on(self, job: Job) -> bool:
-        """Whether the others go on after the end of a process, by the witness; False if that does not answer."""
+    async def _others_continue_without(self, job: Job) -> bool:
+        """Return whether the other processes continue after the end of one, by the folder of the witness.
+
+        False if there is no witness, or its file system does not answer.
+        """
         if self._spec.witness is not None:
             with trio.move_on_after(_WITNESS_S):  # a folder that cannot be reached may block a call for ever
                 return await trio.to_thread.run_sync(self._ask_witness, self._spec.witness, job, abandon_on_cancel=True)
         return False
 
     def _ask_witness(self, witness: str, job: Job) -> bool:
-        """Whether a process that has ended reported no error and survives losses, or a newer world lacks it."""
+        """Return whether the others continue without an ended process, by the files of the witness. May block."""
         if job.status is None:
+            # it ended without a status: the others continue if the run survives losses
             return job.entering is not None and has_survivor(Path(witness), job.node)
         world = newest_world(Path(witness), self._spec.attempt)
+        # it failed: the others continue if they have already agreed on a world without it
         return world is not None and job.node not in world.members
 
 
 class NodeChild:
-    """The process of one node, and its pipes.
+    """The process of one node, and its pipes. The constructor starts the process.
 
     Args:
         spec: Description of the launch.
-        node: Its index.
-        secret: Descriptor of the secret, which it inherits.
-        screen: The terminal that all processes share.
-        log: File for its output; None: the terminal.
+        node: Index of the node.
+        secret: Descriptor of a file with the secret, which the process inherits.
+        screen: Writer to the terminal that all processes share.
+        log: File for the output of the process; None: the terminal gets it.
 
     Attributes:
-        relays: Show its output; the first one is that of stderr, and with a log of all output.
-        reports: Descriptor of its records.
-        listening: Cancelled when no further record is read.
-        drained: Set after the last record.
+        relays: Copy the output. The first one copies stderr, or all output if there is a log.
+        reports: Descriptor from which the records of the process are read.
+        listening: Scope to cancel so that no further record is read.
+        drained: Set when all records have been read.
     """
 
     def __init__(self, spec: LaunchSpec, node: int, *, secret: int, screen: Screen, log: BinaryIO | None) -> None:
@@ -208,7 +216,7 @@ class NodeChild:
             lifeline, _ = _open_pipe(child_ends, own_ends)
             reports, status = _open_pipe(own_ends, child_ends)
             from_stderr, stderr = _open_pipe(own_ends, child_ends)
-            # Output for one file goes through one pipe: two would lose its order.
+            # with a log, stdout and stderr share one pipe, which keeps their order
             from_stdout, stdout = _open_pipe(own_ends, child_ends) if log is None else (None, stderr)
             descriptors = {"secret": secret, "lifeline": lifeline, "status": status}
             if node == 0 and spec.listener is not None:
@@ -222,8 +230,9 @@ class NodeChild:
                     spec.command,
                     env={**spec.environ, **variables, "PYTHONUNBUFFERED": "1"},
                     pass_fds=[*descriptors.values()],
-                    # Ctrl-C is for the launcher alone, which passes it on. No session of its own: that may be a group
-                    # of its own for the scheduler, so that processes which share cores could not let each other run.
+                    # A process group of its own, because only the launcher should get Ctrl-C, and passes it on. No
+                    # session of its own: the scheduler may group processes by session, and processes of different
+                    # groups cannot yield cores to each other.
                     process_group=0,
                     stdin=None if node == 0 and not os.isatty(0) else subprocess.DEVNULL,
                     stdout=stdout,
@@ -244,46 +253,50 @@ class NodeChild:
         return self._process.pid
 
     def log_status(self, record: Record) -> None:
-        """Write the text of a status into the log, behind the output so far."""
+        """If a record is a status and there is a log, write its text into the log, after the output so far."""
         if isinstance(record, Status) and self._log is not None:
-            self.relays[0].catch_up()
+            self.relays[0].log_pending_output()
             text = record.text.encode(errors="backslashreplace")
             write_log(self._log, [line + b"\n" for line in text.splitlines()])
 
     async def wait_and_reap(self) -> int:
-        """Wait for the end of the process, kill the rest of its group, and only then reap its pid."""
+        """Wait for the end of the process, kill the rest of its group, reap the process, and return its code.
+
+        The code is negative for signals, as in `subprocess`.
+        """
         if self._returncode is None:
             await _wait_for_exit(self.pid)
-            self.send(signal.SIGKILL)
+            # before the process is reaped: until then no other group can get the id of its group
+            self.send_signal(signal.SIGKILL)
             _, status, used = os.wait4(self.pid, 0)  # noqa: ASYNC222 - it has ended
             self._process.returncode = self._returncode = os.waitstatus_to_exitcode(status)
             self._peak_bytes = used.ru_maxrss * _RSS_UNIT_BYTES
         return self._returncode
 
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to the process and all that it has started in its group."""
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process group, unless the process was reaped."""
         if self._returncode is None:
             with suppress(ProcessLookupError, PermissionError):  # the group is empty
                 os.killpg(self.pid, number)
 
-    def ask(self) -> None:
-        """Send the signal that asks for a report to the process only: it might end child processes."""
+    def ask_for_report(self) -> None:
+        """Send the signal that requests a report to the process alone, because it could end child processes."""
         if self._returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, ASKING)
 
     def close(self) -> None:
-        """Close the pipes, the lifeline among them."""
+        """Close this side's ends of the pipes, with the lifeline."""
         self._ours.close()
 
-    def describe_end(self, job: Job) -> None:
-        """Note the memory and the last lines of the process, which has ended."""
+    def record_end(self, job: Job) -> None:
+        """Record the peak memory, the log and the last lines of the process, which has ended, in its job."""
         job.peak_bytes, job.log = self._peak_bytes, self._log.name if self._log else None
         job.tail = [line.decode(errors="replace").rstrip("\n") for line in self.relays[0].tail]
 
 
 def read_child_state(pid: int) -> KernelState:
-    """Return what the kernel reports of a process that has not been reaped."""
+    """Return the state of a process from the kernel. The process must not have been reaped."""
     letter, queued_s = state_letter(pid), queued_ns(pid) / 1e9
     if letter not in _STANDSTILL:
         return KernelState(queued_s=queued_s)
@@ -294,7 +307,7 @@ def read_child_state(pid: int) -> KernelState:
 
 @contextmanager
 def _blocking_signal(number: signal.Signals) -> Iterator[None]:
-    """Block a signal in processes started in the block until they handle it, because it would kill them."""
+    """Block a signal in processes that are started in the block, because it would kill them before they handle it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield
@@ -303,7 +316,7 @@ def _blocking_signal(number: signal.Signals) -> Iterator[None]:
 
 
 def _open_pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
-    """Open a pipe; each of the two stacks closes one end."""
+    """Open a pipe, and return its reading and its writing end; each stack closes one of them."""
     reads, writes = os.pipe()
     reader.callback(os.close, reads)
     writer.callback(os.close, writes)
@@ -311,7 +324,7 @@ def _open_pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
 
 
 async def _read_lines(descriptor: int, most_bytes: int) -> AsyncIterator[bytes]:
-    """Yield lines as soon as they are complete, until one is too long."""
+    """Yield lines from a descriptor, without their newlines, until it is closed or a line exceeds `most_bytes`."""
     data = bytearray()
     while len(data) <= most_bytes:
         await trio.lowlevel.wait_readable(descriptor)

@@ -1,8 +1,8 @@
 """The lifeline: a pipe that only the launcher can hold open, so that no process outlives its launcher.
 
-The launcher keeps the writing end of one pipe for each process it starts and never writes; every other process has it
-closed on exec. However the launcher ends, killed or crashed, the system closes the pipe, and the process at the reading
-end ends too.
+The launcher keeps the writing end of a pipe for each process that it starts, and never writes. No other process has the
+writing end. However the launcher ends, killed or crashed, the system closes the pipe, and the process at the reading
+end ends, too.
 
 A thread that waits for the end of the pipe would need the GIL to act on it, and a process that is stopped, or inside
 one long call of C code, would live on. So on Linux the kernel sends SIGKILL to the whole process group (`F_SETSIG`, 1
@@ -27,35 +27,19 @@ from ..errors import UsageError
 from ..threads import start_thread
 
 
-def end_with_launcher(descriptor: int) -> None:
-    """Kill this process group when the launcher, at the other end of the pipe, has ended or ends.
-
-    Call it once, in a process that leads its group and before it starts threads. The descriptor stays open as long as
-    the process lives, and its children do not inherit it.
-
-    Args:
-        descriptor: The reading end.
-    """
-    os.set_inheritable(descriptor, False)
-    if not tie_to_pipe(descriptor, os.getpgrp()):
-        # No thread joins it: it lives exactly as long as the process.
-        start_thread(threading.Thread(target=_kill_when_cut, args=(descriptor,), name="overlap lifeline", daemon=True))
-    if _is_cut(descriptor):
-        _kill_own_group()
-
-
 def tie_to_pipe(descriptor: int, group: int) -> bool:
-    """Let the kernel kill a process group when the other end of the pipe is closed; return whether it can.
+    """Let the kernel kill a process group when the other end of a pipe is closed; return whether the kernel can do it.
 
-    The launcher calls it too, at once: the process itself takes a while to start. It is effective as long as a process
-    has the reading end open.
+    It works as long as a process has the reading end open. The launcher calls this, too, because the started process
+    needs some time before it can.
 
     Args:
-        descriptor: The reading end.
-        group: The process group.
+        descriptor: Reading end of the pipe.
+        group: Id of the process group.
     """
     if not hasattr(fcntl, "F_SETSIG"):
         return False
+    # negative: a group, not a process
     fcntl.fcntl(descriptor, fcntl.F_SETOWN, -group)
     fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
@@ -66,37 +50,41 @@ def _kill_when_cut(descriptor: int) -> None:
     """Wait until the other end of the pipe is closed, and kill this process group."""
     while not _is_cut(descriptor, timeout_ms=None):
         pass
-    _kill_own_group()
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def _is_cut(descriptor: int, *, timeout_ms: int | None = 0) -> bool:
-    """Whether the other end of the pipe is closed; waits up to `timeout_ms` for that, None: without a limit."""
+    """Wait up to `timeout_ms` for the other end of the pipe to be closed; return whether it is. None: no limit."""
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
     return any(event & (select.POLLHUP | select.POLLERR) for _, event in waiting.poll(timeout_ms))
 
 
-def _kill_own_group() -> None:
-    os.killpg(os.getpgrp(), signal.SIGKILL)
-
-
 def join_launcher(environ: MutableMapping[str, str] = os.environ) -> bool:
     """Make this process a member of the job of its launcher; return whether there is one.
 
-    Ties this process to its lifeline, and marks the environment, so that its children are no members. Nothing happens
-    without a launcher, or in a second call, or in a child of a member.
+    The process must lead its process group, and have no threads yet. It is tied to its lifeline. The environment is
+    marked, so that children of the process are not members, and the children do not inherit the descriptors. Nothing
+    happens without a launcher, in a second call, or in a child of a member.
 
     Raises:
-        UsageError: If the descriptors of the launcher are not open, because a program between them has closed them.
+        UsageError: The descriptors of the launcher are not open, because a program between the two has closed them.
     """
     if not environ.get("OVERLAP_LIFELINE_FD") or environ.get("OVERLAP_MEMBER_PID"):
         return False
     environ["OVERLAP_MEMBER_PID"] = str(os.getpid())
     try:
-        for name in ("SECRET", "LISTENER", "STATUS"):
+        for name in ("SECRET", "LISTENER", "STATUS", "LIFELINE"):
             if text := environ.get(f"OVERLAP_{name}_FD"):
                 os.set_inheritable(int(text), False)
-        end_with_launcher(int(environ["OVERLAP_LIFELINE_FD"]))
+        lifeline = int(environ["OVERLAP_LIFELINE_FD"])
+        if not tie_to_pipe(lifeline, os.getpgrp()):
+            # No thread joins this one, which lives exactly as long as the process.
+            thread = threading.Thread(target=_kill_when_cut, args=(lifeline,), name="overlap lifeline", daemon=True)
+            start_thread(thread)
+        # the launcher ended before the pipe was tied
+        if _is_cut(lifeline):
+            os.killpg(os.getpgrp(), signal.SIGKILL)
     except (ValueError, OSError) as error:
         raise UsageError(
             f"the descriptors of OVERLAP_*_FD are not open here: {error}; a program between `overlap run` and this one "

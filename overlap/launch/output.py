@@ -1,4 +1,4 @@
-"""Output of the processes: read from pipes, and written as whole lines, no faster than it is read."""
+"""Output of the processes: read from their pipes, and written as whole lines. A slow reader slows them down."""
 
 from __future__ import annotations
 
@@ -17,35 +17,37 @@ from ..errors import OverlapError
 STDOUT, STDERR = 1, 2
 
 READ_BYTES = 64 * 1024
-# POSIX lets a pipe that is ready take this much at once, so that writing it does not stop the event loop.
+# By POSIX, a pipe that is ready takes this many bytes at once, so that writing them does not block the event loop.
 WRITE_BYTES = 4096
-# How long a relay waits for more when its process is gone: what left the process group may hold the pipe for ever.
+# Longest wait for further output after the end of a process, whose child processes may hold the pipe open for ever.
 DRAIN_S = 1.0
-DRAIN_BYTES = 1 << 20  # more than a pipe can hold by default: what was written in time is read
-TAIL_LINES = 12
+DRAIN_BYTES = 1 << 20  # most bytes read after the end: more than a pipe holds by default
+TAIL_LINES = 12  # number of last lines that a relay keeps for reports
 
 _COLOURS = (36, 33, 35, 32, 34, 31)  # of terminals: cyan, yellow, magenta, green, blue, red
 
 
 def line_prefix(process: int, *, colour: bool) -> bytes:
-    """Return the prefix of each line of a process."""
+    """Return the prefix of each line of a process, such as "[process 1] "; with `colour`, the text is coloured."""
     text = f"[process {process}]"
     return (f"\x1b[{_COLOURS[process % len(_COLOURS)]}m{text}\x1b[0m " if colour else f"{text} ").encode()
 
 
 class OutputError(OverlapError):
-    """Output cannot be written, for another reason than that its reader has left.
+    """Output cannot be written, for another reason than a pipe that its reader has closed.
+
+    Args:
+        where: Destination of the output, such as the path of a log.
+        error: The error of the system.
 
     Attributes:
-        where: Its destination.
-        reason: The error of the system.
+        where: Destination of the output.
+        reason: The error of the system, as text.
     """
 
-    where: str
-    reason: str
-
     def __init__(self, where: str, error: OSError) -> None:
-        self.where, self.reason = where, error.strerror or str(error)
+        self.where = where
+        self.reason: str = error.strerror or str(error)
         super().__init__(f"cannot write {where}: {self.reason}")
 
 
@@ -61,20 +63,20 @@ def discard(stream: TextIO) -> None:
 
 
 class Screen:
-    """The stdout and stderr of this process, for many writers at once: one batch of lines after the other.
+    """Writes whole lines of many tasks to stdout and stderr of this process, one batch after the other.
 
-    Both streams take turns, for they often end in one terminal.
+    The two streams take turns, too, because they often end in one terminal.
     """
 
     def __init__(self) -> None:
         self._turn = trio.Lock()
 
     async def write(self, descriptor: int, lines: Sequence[bytes]) -> None:
-        """Write whole lines; waits for a slow reader.
+        """Write whole lines to `STDOUT` or `STDERR`; wait for a slow reader.
 
         Raises:
-            BrokenPipeError: If the reader has left.
-            OutputError: If they cannot be written.
+            BrokenPipeError: The reader has closed the pipe.
+            OutputError: The lines cannot be written for another reason.
         """
         data = memoryview(b"".join(lines))
         async with self._turn:
@@ -89,23 +91,23 @@ class Screen:
 
 
 async def _wait_writable(descriptor: int) -> None:
-    """Wait until a descriptor takes bytes; a file always does."""
+    """Wait until bytes can be written to a descriptor; for a regular file, return at once."""
     try:
         await trio.lowlevel.wait_writable(descriptor)
-    except PermissionError:  # epoll knows no files, which never let one wait
+    except PermissionError:  # epoll refuses regular files, which are always writable
         await trio.lowlevel.checkpoint()
 
 
 def open_log(path: str) -> BinaryIO:
-    """Open the file for all that one node prints, in the order of arrival."""
+    """Open the log of a node, which gets all its output in the order of arrival."""
     return open(path, "wb", buffering=0)
 
 
 def write_log(log: BinaryIO, lines: Sequence[bytes]) -> None:
-    """Add whole lines to the file of a node.
+    """Append whole lines to the log of a node.
 
     Raises:
-        OutputError: If they cannot be written.
+        OutputError: The lines cannot be written.
     """
     try:
         log.write(b"".join(lines))
@@ -114,15 +116,17 @@ def write_log(log: BinaryIO, lines: Sequence[bytes]) -> None:
 
 
 class Relay:
-    """Carries one stream of one process to the screen, or to a log if there is one.
+    """Copies one output stream of one process to the screen, or to a log if there is one.
 
     Args:
-        source: File descriptor that the process writes to.
-        target: File descriptor of the screen.
-        prefix: What each line begins with.
+        source: Descriptor at which the output of the process is read; it becomes non-blocking.
+        target: Stream of the screen, `STDOUT` or `STDERR`.
+        screen: Writer that all processes share.
+        prefix: Text before each line on the screen.
+        log: File that gets all lines, without the prefix; None: the screen gets them.
 
     Attributes:
-        tail: The last lines.
+        tail: The last `TAIL_LINES` lines.
     """
 
     def __init__(
@@ -131,23 +135,24 @@ class Relay:
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
         self._source, self._target, self._screen, self._prefix, self._log = source, target, screen, prefix, log
         self._lines = LineBuffer()
-        self._waiting = trio.CancelScope()
-        self._deadline_s = self._left_bytes = math.inf
+        self._waiting = trio.CancelScope()  # around the present wait for output
+        self._deadline_s = self._left_bytes = math.inf  # limits of further output, see `limit_rest`
         os.set_blocking(source, False)
 
     async def run(self) -> None:
-        """Show the output until the stream ends; its owner closes the stream."""
+        """Copy the output until the stream ends. The owner of the stream closes it."""
         while data := await self._read():
             await self._write_lines(self._lines.feed(data, now_s=trio.current_time()))
+        # a line without its end
         await self._write_lines(self._lines.end())
 
-    def hurry(self) -> None:
-        """Show what is left in the pipe, for `DRAIN_S` at most, because the process has ended."""
+    def limit_rest(self) -> None:
+        """Let `run` end after `DRAIN_S` or `DRAIN_BYTES` more at the latest, because the process has ended."""
         self._deadline_s, self._left_bytes = trio.current_time() + DRAIN_S, DRAIN_BYTES
         self._waiting.deadline = self._deadline_s
 
-    def catch_up(self) -> None:
-        """Write the output so far to the log, because the process has printed it before its next report."""
+    def log_pending_output(self) -> None:
+        """Write the output that waits in the pipe to the log, so that it comes before a report of the process."""
         assert self._log is not None
         left_bytes = DRAIN_BYTES
         with suppress(BlockingIOError):
@@ -158,7 +163,7 @@ class Relay:
                 write_log(self._log, lines)
 
     async def _read(self) -> bytes:
-        """Return the next bytes of the stream; b"" at its end, or after the limits that `hurry` has set."""
+        """Return the next bytes of the stream; b"" at its end, or after the limits that `limit_rest` has set."""
         while self._left_bytes > 0:
             try:
                 data = os.read(self._source, READ_BYTES)
@@ -173,7 +178,7 @@ class Relay:
         return b""
 
     async def _write_lines(self, lines: Sequence[bytes]) -> None:
-        """Write lines to the log if there is one, else to the screen with the prefix of the process."""
+        """Write lines to the log if there is one, otherwise to the screen with the prefix of the process."""
         self.tail.extend(lines)
         if self._log is not None:
             write_log(self._log, lines)
@@ -184,9 +189,9 @@ class Relay:
         await trio.lowlevel.checkpoint()
 
 
-# Longest unfinished line in memory; a longer one is written in pieces, so that a program cannot fill our memory.
+# Longest unfinished line in memory. A longer line is written in pieces, so that a program cannot fill the memory.
 LONGEST_BYTES = 64 * 1024
-# Between two shown states of a line that a program writes over with carriage returns, as progress bars do.
+# Least time between two shown states of a line that a program overwrites by carriage returns, as progress bars do.
 PROGRESS_PAUSE_S = 1.0
 
 _ENDS = re.compile(rb"\r*\n|\r")
@@ -195,8 +200,8 @@ _ENDS = re.compile(rb"\r*\n|\r")
 class LineBuffer:
     r"""Cuts a stream of bytes into whole lines, each ending with one newline.
 
-    A line ends with "\n" or "\r\n". With "\r" alone a program writes over what it has written, as progress bars do:
-    such a state is a line too if the last one shown is at least a second old; the last state is always shown.
+    A line ends with "\n" or "\r\n". By "\r" alone a program overwrites the line, as progress bars do: such a state
+    becomes a line only if the last one that did is at least a second old. The last state always becomes one.
 
     >>> lines = LineBuffer()
     >>> lines.feed(b"a\nb", now_s=0.0), lines.feed(b"c\n", now_s=0.0), lines.end()
@@ -207,7 +212,7 @@ class LineBuffer:
 
     def __init__(self) -> None:
         self._rest = b""
-        self._overwritten = b""  # a state that was not shown, and is the last if nothing follows
+        self._overwritten = b""  # the newest state that has not become a line
         self._shown_s = -PROGRESS_PAUSE_S
 
     def feed(self, data: bytes, *, now_s: float) -> list[bytes]:
@@ -222,8 +227,11 @@ class LineBuffer:
         begin = 0
         for found in _ENDS.finditer(self._rest):
             if found[0] == b"\r" and found.end() == len(self._rest):
-                break  # its newline may be on its way
-            self._add_line(self._rest[begin : found.start()], found[0], now_s, lines)
+                break  # a newline may follow in the next bytes
+            line = self._rest[begin : found.start()]
+            if found[0] != b"\r" or self._shows_state(line, now_s):
+                lines.append(line + b"\n")
+                self._overwritten = b""
             begin = found.end()
         self._rest = self._rest[begin:]
         while len(self._rest) > LONGEST_BYTES:
@@ -232,19 +240,20 @@ class LineBuffer:
         return lines
 
     def end(self) -> list[bytes]:
-        """Return the line without an end that is left at the end of the stream, in a list; [] if there is none."""
+        """Return the unfinished line at the end of the stream, in a list; an empty list without one."""
         left = self._rest.rstrip(b"\r") or self._overwritten
         self._rest = self._overwritten = b""
         return [left + b"\n"] if left else []
 
-    def _add_line(self, line: bytes, end: bytes, now_s: float, lines: list[bytes]) -> None:
-        """Add a complete line to `lines`; of states that carriage returns overwrite, one in `PROGRESS_PAUSE_S`."""
-        if end != b"\r":
-            lines.append(line + b"\n")
-            self._overwritten = b""
-        elif line and now_s - self._shown_s >= PROGRESS_PAUSE_S:
-            self._shown_s = now_s
-            self._overwritten = b""
-            lines.append(line + b"\n")
-        elif line:
+    def _shows_state(self, line: bytes, now_s: float) -> bool:
+        """Whether a state of a line that a carriage return ends becomes a line, as one in `PROGRESS_PAUSE_S` does.
+
+        A state that does not is stored in `_overwritten`.
+        """
+        if not line:
+            return False
+        if now_s - self._shown_s < PROGRESS_PAUSE_S:
             self._overwritten = line
+            return False
+        self._shown_s = now_s
+        return True

@@ -32,12 +32,7 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 EXIT_PIPE = 141  # 128 + SIGPIPE
 
-_FOR_OTHERS = (
-    "torch's store finds its port in use, because `overlap run` listens there; start this program with torchrun: "
-    "`overlap run` is for programs that call overlap.run"
-)
-
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # errors of a full file, perhaps the one behind stdout
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # errors of a full disk, which may be that of stdout
 
 _PACKAGES = (sys.modules[__package__.partition(".")[0]], transports, trio, outcome)
 _MACHINERY = (
@@ -48,7 +43,7 @@ _MACHINERY = (
     contextlib.__file__,
     "<frozen ",
 )
-"""Prefixes of files whose frames say nothing about the user's program."""
+"""Prefixes of files that are no part of the user's program, so that their frames are left out of tracebacks."""
 
 
 FULL = "full"
@@ -59,8 +54,8 @@ def report_error(error: BaseException, *, command: bool = True) -> int:
     """Print on stderr why a command or a program failed; return the exit code.
 
     Args:
-        error: The error that nothing has caught. Frames that the reader cannot change are left out.
-        command: Whether the `overlap` command runs the program; its frames come before those of the program.
+        error: The uncaught error. Frames outside of the user's program are left out.
+        command: Whether the `overlap` command runs the program: then the traceback begins with frames of the command.
     """
     if os.environ.get("OVERLAP_TRACEBACK") == FULL and isinstance(error, (RankFailedError, BaseExceptionGroup)):
         write_stderr("".join(format_exception(error)))
@@ -77,55 +72,54 @@ def report_error(error: BaseException, *, command: bool = True) -> int:
     from topology import TopologyError  # not at the top: what does not fail needs no machines
 
     if isinstance(error, (UsageError, TopologyError)):
-        return _print_report(
-            _locate(error, command) + "; ".join(line.strip() for line in str(error).splitlines()), EXIT_USAGE
-        )
+        text = "; ".join(line.strip() for line in str(error).splitlines())
+        return _print_report(_location_prefix(error, command) + text, EXIT_USAGE)
     if isinstance(error, (OverlapError, TransportError)) and not isinstance(error, RankFailedError):
         return _print_report(str(error), EXIT_FAILED)  # its message is complete
-    if _wants_our_port(error):
-        return _print_report(_locate(error, command, above=f"{os.sep}torch{os.sep}") + _FOR_OTHERS, EXIT_FAILED)
     if isinstance(error, SystemExit):
         return _exit_code(error)
     if isinstance(error, MemoryError) and _needs_no_traceback(error):
         return _print_report(NO_MEMORY, EXIT_FAILED)
     if not _needs_no_traceback(cause):
-        write_stderr(
-            "\n".join(shorten_line(line, CARD_COLUMNS) for line in "".join(_format_user_frames(cause)).split("\n"))
-        )
+        lines = "".join(_format_user_frames(cause)).split("\n")
+        write_stderr("\n".join(shorten_line(line, CARD_COLUMNS) for line in lines))
         if not isinstance(error, RankFailedError):
             return EXIT_FAILED
     elif not isinstance(error, RankFailedError):  # the system has refused something to this package
         return _print_report(f"{type(error).__name__}: {error}", EXIT_FAILED)
     # A rank that exits with 0 has failed too: it has left the others.
-    text = "\n  ".join([str(error), *getattr(error, "__notes__", ())])
-    return _print_report(text, _exit_code(cause) if isinstance(cause, SystemExit) and cause.code else EXIT_FAILED)
-
-
-def _wants_our_port(error: BaseException) -> bool:
-    """Whether torch's store cannot listen, because the launcher listens there; `torch` need not be installed."""
-    taken = type(error).__name__ == "DistNetworkError" and "EADDRINUSE" in str(error)
-    return taken and "OVERLAP_NODE_RANK" in os.environ and f"port: {os.environ.get('MASTER_PORT')}," in str(error)
+    code = _exit_code(cause) if isinstance(cause, SystemExit) and cause.code else EXIT_FAILED
+    return _print_report("\n  ".join([str(error), *getattr(error, "__notes__", ())]), code)
 
 
 def _needs_no_traceback(cause: BaseException) -> bool:
-    """Whether a traceback would add nothing: no frame of the program, or an exit."""
+    """Whether a traceback would add nothing: the error is an exit, or one without frames of the program.
+
+    Only errors of this package and of the system are judged by their frames; others always get a traceback.
+    """
     if isinstance(cause, RemoteError) or not isinstance(cause, (OverlapError, OSError, MemoryError)):
         return isinstance(cause, SystemExit)
     return not any(map(_is_user_frame, extract_tb(cause.__traceback__)))
 
 
 def _print_report(text: str, code: int) -> int:
+    """Print a report, and return the exit code."""
     notify(text)
     return code
 
 
 def unwrap_groups(error: BaseException) -> BaseException:
-    """Unwrap the groups of nurseries: return an interrupt or an exit, or a single error, or the first lost output."""
+    """Return the error to report for an `ExceptionGroup` of nurseries; any other error is returned unchanged.
+
+    An interrupt or an exit takes precedence; then a single error, or the first of several lost outputs. A group of
+    other errors is returned as it is.
+    """
     if isinstance(error, BaseExceptionGroup):
         for wanted in (KeyboardInterrupt, SystemExit):
             if (found := error.subgroup(wanted)) is not None:
                 return first_of_group(found)
         first = first_of_group(error)
+        # `split` returns what the condition holds for, and the rest, which is None if that is all
         alone = error.split(lambda each: each is first)[1] is None
         unwritten = error.split((BrokenPipeError, OutputError))[1] is None  # several nodes write
         return first if alone or unwritten else error
@@ -133,25 +127,27 @@ def unwrap_groups(error: BaseException) -> BaseException:
 
 
 def _exit_code(end: SystemExit) -> int:
-    """Return the code as the interpreter does: print a text, take None as 0, and the last 8 bits of a number."""
+    """Return the exit code of a `SystemExit` as the interpreter does: None is 0; of a number, the last 8 bits.
+
+    For any other value, it is printed, and the code is 1.
+    """
     if end.code is None or isinstance(end.code, int):
         return (end.code or 0) & 0xFF
     write_stderr(f"{end.code}\n")
     return EXIT_FAILED
 
 
-def _locate(error: BaseException, command: bool, *, above: str = "") -> str:
-    """Return "file:line: " of the program's innermost frame, or nothing if no program runs.
+def _location_prefix(error: BaseException, command: bool) -> str:
+    """Return "file:line: " of the program's innermost frame in a traceback, or "" if there is none.
 
     Args:
         error: The error.
         command: See `report_error`.
-        above: Part of the paths of files that the program has called, whose frames do not count either.
     """
     frames: list[FrameSummary] = list(extract_tb(error.__traceback__))
-    if command:
+    if command:  # frames before the first one of runpy belong to the `overlap` command itself
         frames = list(dropwhile(lambda frame: "runpy" not in frame.filename, frames))
-    frames = [frame for frame in frames if _is_user_frame(frame) and not (above and above in frame.filename)]
+    frames = [frame for frame in frames if _is_user_frame(frame)]
     if not frames:
         return ""
     path = frames[-1].filename
@@ -161,7 +157,10 @@ def _locate(error: BaseException, command: bool, *, above: str = "") -> str:
 
 
 def _format_user_frames(error: BaseException) -> Iterator[str]:
-    """Yield the lines of a traceback with the frames of the user's program only; if it has none, with all."""
+    """Yield the lines of a traceback with only the frames of the user's program; if it has none, with all frames.
+
+    The same holds for each of its causes and contexts.
+    """
     traceback = TracebackException.from_exception(error)
     for part in _linked_tracebacks(traceback):
         users = [frame for frame in part.stack if _is_user_frame(frame)]
@@ -179,13 +178,15 @@ def _linked_tracebacks(traceback: TracebackException) -> Iterator[TracebackExcep
 
 
 def _is_user_frame(frame: FrameSummary) -> bool:
+    """Whether a frame is of the user's program or its libraries: not of this package, Trio, asyncio or runpy."""
     return not frame.filename.startswith(_MACHINERY)
 
 
 def _nobody_reads_stdout() -> bool:
-    """Whether the reader of the pipe behind stdout is gone; broken pipes of the program's own are errors."""
+    """Whether stdout is a pipe whose reader has closed it, so that a broken pipe is no error of the program."""
     try:
         watched = select.poll()
+        # no events are asked for: errors are reported always
         watched.register(sys.stdout.fileno(), 0)
     except (AttributeError, OSError, ValueError):  # no poll on this system, no descriptor, or closed
         return True
@@ -193,7 +194,7 @@ def _nobody_reads_stdout() -> bool:
 
 
 def _refusal_of_stdout() -> OSError | None:
-    """Return the error of writing to stdout, or None: then a file of the program's own is full."""
+    """Try to write to stdout, and return the error; None if it works, so that another file of the program is full."""
     try:
         print(flush=True)  # a newline, because a longer text would not have stayed in the buffer
     except OSError as error:

@@ -1,9 +1,8 @@
 """Restarts of a world that has failed, as often as allowed, and as long as there is progress.
 
-A line for each attempt has the culprit, the cause, and the step from which the next one goes on. The next attempt
-starts at once while there is progress; without, it waits, longer each time, and the third attempt in a row without
-progress is the last: a program that fails three times at one place fails the fourth time too. After an error
-of usage there is no other attempt.
+For each attempt, a line has the culprit, the cause, and the step from which the next attempt continues. After progress
+the next attempt starts at once. Otherwise it waits, longer each time, and the third attempt in a row without progress
+is the last: a program that fails three times at one place probably fails again. An error of usage ends the attempts.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from .jobs import LaunchSpec
 from .launcher import LaunchOutcome, launch
 from .verdict import card, find_culprit, headline
 
-FUTILE = 3  # attempts without progress
-BAD_USAGE = 2  # exit code of a failure that would come again
+FUTILE = 3  # number of attempts in a row without progress after which there is no other
+BAD_USAGE = 2  # exit code of an error of usage, which would come again
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 
 _OURS = "overlap: "
 _USAGE = f": {UsageError.__name__}: "
-"""Part of the line of an error that a rank raised."""
+"""Part of the line about an error of usage that a rank has raised."""
 
 
 class Advance:
@@ -43,23 +42,27 @@ class Advance:
         futile: Number of attempts in a row without progress.
 
     Args:
-        folder: Folder of states and checkpoints; None: none is named, and flight records show the progress.
+        folder: Folder of states and checkpoints; None: the settings name none, and flight records show the progress.
     """
 
-    futile: int
-
     def __init__(self, folder: str | None) -> None:
-        self.futile = 0
+        self.futile: int = 0
         self._folder = folder
         self._best = newest_step(folder)
-        self._kept: int | None = None  # newest step on the disk, in a folder that may be known to the program only
+        # newest saved step by flight records: the program may save in a folder that the settings do not name
+        self._kept: int | None = None
 
     def record_progress(self, records: Iterable[Path]) -> int | None:
-        """Store the progress of an attempt from its flight records; return the step where the next attempt starts.
+        """Record the progress of an attempt: it is progress if a later step was reached than ever before.
 
-        No later step than before is no progress. None: the next attempt begins from the beginning.
+        Args:
+            records: Flight records of the attempt.
+
+        Returns:
+            The saved step from which the next attempt continues; None: it starts from the beginning.
         """
         latest, (reached, kept) = newest_step(self._folder), recorded_steps(records)
+        # without a folder, the steps that ranks have begun show the progress
         step = reached if self._folder is None else latest
         better = step is not None and (self._best is None or step > self._best)
         self._best, self.futile = (step, 0) if better else (self._best, self.futile + 1)
@@ -77,7 +80,11 @@ class Advance:
         return min(FIRST_PAUSE_S * 2 ** (self.futile - 1), LONGEST_PAUSE_S) if self.futile else 0.0
 
     def describe_giving_up(self, attempt: int) -> str:
-        """Return the line for the user that says why no attempt follows this one."""
+        """Return the line for the user on why no attempt follows.
+
+        Args:
+            attempt: Number of restarts so far.
+        """
         if self.hopeless:
             return f"gives up: {self.futile} attempts in a row ended without progress"
         times = "once" if attempt == 1 else f"{attempt} times"
@@ -87,11 +94,11 @@ class Advance:
         """Return the line for the user on the next attempt: its start, its first step, and why the last one ended.
 
         Args:
-            restart: Its number.
+            restart: Number of the restart, from 1.
             limit: Largest number of restarts.
-            step: Step from which it goes on; None: from the beginning.
+            step: Step from which the attempt continues; None: from the beginning.
             path: Folder of the state; None: none is set.
-            why: Why the last one has ended.
+            why: Why the last attempt has ended.
         """
         begin = f"restart {restart} of {limit}" + (f" in {self.pause_s:g} s" if self.pause_s else "")
         if step is not None:
@@ -101,7 +108,8 @@ class Advance:
 
 
 def recorded_steps(records: Iterable[Path]) -> tuple[int | None, int | None]:
-    """Return the last step that any rank began, and the newest that is on the disk, from flight records."""
+    """Return (last step that any rank has begun, newest saved step) from flight records; None: there is none."""
+    # -1 as for a rank that has begun no step
     reached = kept = -1
     for file in records:
         with suppress(UsageError):  # it cannot be read
@@ -111,12 +119,12 @@ def recorded_steps(records: Iterable[Path]) -> tuple[int | None, int | None]:
 
 
 def launch_again(spec: LaunchSpec, config: RunConfig, shown_folder: str | None) -> LaunchOutcome:
-    """Launch a world until an attempt ends well, or another one is useless; return the outcome of the last attempt.
+    """Launch a world again until an attempt succeeds, or another one is useless; return the last attempt's outcome.
 
     Args:
-        spec: What to start.
-        config: Settings: how often, and where states and flight records are, which stay.
-        shown_folder: Folder of states, for messages.
+        spec: Description of the launch.
+        config: Settings, with the number of restarts, and the folders of states and flight records.
+        shown_folder: Folder of states as the user wrote it, for messages.
     """
     advance, records = Advance(config.state_dir), Path(config.flight_dir or default_folder())
     most_restarts = config.max_restarts or 0

@@ -1,8 +1,9 @@
-"""Verdict on a launch: the process that ended the job, the exit code, and the last words to the user. Pure.
+"""Verdict on a launch: the process that ended the job, the exit code, and the report for the user. Pure.
 
-By cause, not by clock (`waits.signs`): an error of its own, an end without a report, an end because of another process,
-an end by the launcher. Among equals the first to end counts. One exception: if a process ended because of another one,
-which sent no report until it was stopped, then the other one hung, and is the cause.
+Causes decide, and not times (`waits.signs`). In this order: an error of the process itself, an end without a status, an
+end because of another process, an end by the launcher. Among equal causes, the process that ended first counts. One
+exception: if a process ended because of another one, and that one sent no status until the launcher stopped it, then
+the other one hung, and is the cause.
 """
 
 from __future__ import annotations
@@ -22,63 +23,82 @@ CARD_COLUMNS = 2000  # characters of each line, at most: some errors have whole 
 
 INTERRUPTED = "overlap: interrupted"  # the line of a process that SIGINT has ended
 _INTERRUPTED_END = "was interrupted by a SIGINT that its launcher had not sent"
-_OURS = "overlap: "  # prefix of the line in which `overlap` itself names the failed rank
+_OURS = "overlap: "  # prefix of lines that this package prints, such as the one that names the failed rank
 
 
 def find_culprit(endings: Sequence[Job]) -> Job | None:
-    """Return the ending that ended the job, or None if all went well.
+    """Return the process that ended the job, with its `accuser` set if it hung; None if no process has failed.
 
     Args:
-        endings: All processes that have ended, in that order.
+        endings: All processes that have ended, in the order of their ends.
     """
     failed = [ending for ending in endings if ending.returncode != 0 or ending.missed or ending.vanished]
-    first = signs.culprit(Sign(process=at, evidence=_evidence_on(ending), at_ns=at) for at, ending in enumerate(failed))
+    first = signs.culprit(
+        Sign(process=at, evidence=Evidence.REPORTED if follows_kill(ending, failed) else _evidence_on(ending), at_ns=at)
+        for at, ending in enumerate(failed)
+    )
     if first is None or first.evidence is not Evidence.REPORTED:
         return None if first is None else failed[first.process]
-    ending = failed[first.process]
-    silent = [other for other in failed if other.status is None]  # and stopped, or it would be the first
-    hung = [other for other in silent if ending.status is not None and ending.status.rank in other.ranks]
-    return replace(hung[0], accuser=ending) if hung else ending
+    # All have reported the fault of another rank, or were stopped by the launcher. The first status blames a rank: if
+    # the process of that rank has sent no status, it hung.
+    accuser = failed[first.process]
+    silent = [other for other in failed if other.status is None]
+    hung = [other for other in silent if accuser.status is not None and accuser.status.rank in other.ranks]
+    return replace(hung[0], accuser=accuser) if hung else accuser
+
+
+def follows_kill(ending: Job, endings: Sequence[Job]) -> bool:
+    """Whether a process has failed with an error of its own after the loss of a process that was killed."""
+    status = ending.status
+    has_own_error = status is not None and status.cause and status.text != ""
+    return has_own_error and any(other.was_killed and other.node in ending.losses for other in endings)
 
 
 def _evidence_on(ending: Job) -> Evidence:
-    """Return the evidence on a process: without a report it has ended by itself."""
+    """Return the evidence that a failed process is the culprit, by its status and the signals of the launcher."""
     if ending.stopped:
         return Evidence.STOPPED_BY_LAUNCHER
-    return ending.status.evidence if ending.status is not None else Evidence.EXIT
+    status = ending.status
+    # An end without a status, or by `sys.exit` with a number, is weaker than an error: the program may have caught the
+    # loss of another process before.
+    return Evidence.EXIT if status is None or (status.cause and not status.text) else status.evidence
 
 
 def exit_code(ending: Job) -> int:
-    """Return the exit code that a shell gives: 128 plus the number of the signal.
+    """Return the exit code of the launch for its culprit.
 
-    A process that hung has the code of its accuser, because the signal was the launcher's. A process that was missed or
-    has vanished has code 1. The code of a report counts, also if a signal ended the process after it.
+    That is the code of the culprit, or 128 plus the number of the signal that ended it, as in a shell. If a signal came
+    after the status, it is the code in the status. For a process that hung, it is the code of its accuser. A process
+    that was missed or has vanished gives 1.
     """
     if ending.missed or ending.vanished:
         return 1
-    status, returncode = (ending.accuser or ending).status, (ending.accuser or ending).returncode or 0
-    if status is not None and returncode < 0:
-        return status.code
+    end = ending.accuser or ending
+    returncode = end.returncode or 0
+    # a signal came after the status
+    if end.status is not None and returncode < 0:
+        return end.status.code
     return returncode if returncode >= 0 else 128 - returncode
 
 
 def card(ending: Job, *, oom_kills: int = 0, signs: Sequence[str] = (), host: str = "") -> list[str]:
-    """Return the report on the culprit, at most 25 lines and one more: its error, and its last signs of life.
+    """Return the lines of the report on the culprit: its error, how it ended, and its last signs of life.
 
-    The additional line names the culprit, if its error does not.
+    They are `CARD_LINES` at most, and one more. The line on the end is left out if the error itself names the culprit.
 
     Args:
-        ending: End of the culprit.
-        oom_kills: Number of processes that the kernel has killed for want of memory while the job ran.
-        signs: The last signs of life of a process that sent no report.
-        host: The machine, if the job has several.
+        ending: The culprit.
+        oom_kills: Number of processes that the kernel has killed for lack of memory while the job ran.
+        signs: Lines with the last signs of life of a process that sent no status.
+        host: Name of the machine, if the job has several; otherwise "".
     """
     status = (ending.accuser or ending).status
     lines = status.text.splitlines() if status else list(ending.tail)
-    spoke = status is not None or (ending.returncode or 0) > 0  # a signal after its report is no news
-    interrupted = ending.accuser is None and spoke and headline(lines) == INTERRUPTED
-    complete = ending.accuser is None and spoke and headline(lines).startswith(_OURS)
-    if complete and not ending.log and not interrupted:
+    # whether the process has named its error, by a status or by lines before an exit
+    spoke = status is not None or (ending.returncode or 0) > 0
+    own_line = headline(lines) if spoke and ending.accuser is None else ""
+    interrupted = own_line == INTERRUPTED
+    if own_line.startswith(_OURS) and not ending.log and not interrupted:  # it names the culprit
         return _cut_middle(lines, CARD_LINES)
     how = _INTERRUPTED_END if interrupted else _describe_end(ending, oom_kills)
     last = f"{_OURS}{ending.name}{f' on {host}' if host else ''} {how}"
@@ -90,7 +110,7 @@ def card(ending: Job, *, oom_kills: int = 0, signs: Sequence[str] = (), host: st
 
 
 def headline(lines: Sequence[str]) -> str:
-    """Return the last line that is not an indented detail."""
+    """Return the last line that is not indented, which names the error; "" if there is none."""
     return next((line for line in reversed(lines) if not line.startswith("  ")), "")
 
 
@@ -114,13 +134,17 @@ def _describe_end(ending: Job, oom_kills: int) -> str:
         name = signal.Signals(-returncode).name
     except ValueError:
         name = f"signal {-returncode}"
-    return f"was killed by {name}" + (
-        _describe_kill(oom_kills, ending.peak_bytes) if -returncode == signal.SIGKILL else ""
-    )
+    reason = _describe_kill(oom_kills, ending.peak_bytes) if -returncode == signal.SIGKILL else ""
+    return f"was killed by {name}{reason}"
 
 
 def _describe_kill(oom_kills: int, peak_bytes: int) -> str:
-    """Return the probable reason of a SIGKILL by another process: the kernel's want of memory, if counted."""
+    """Return the probable reason of a SIGKILL that the launcher had not sent, as the end of a sentence.
+
+    Args:
+        oom_kills: Number of processes that the kernel has killed for lack of memory while the job ran.
+        peak_bytes: The most memory that the process had at once; 0: unknown.
+    """
     used = f", it had {format_bytes(peak_bytes)} at most" if peak_bytes else ""
     if oom_kills:
         return f"; the kernel has killed {oom_kills} here for want of memory{used}: use fewer ranks, or smaller batches"
@@ -128,7 +152,10 @@ def _describe_kill(oom_kills: int, peak_bytes: int) -> str:
 
 
 def _cut_middle(lines: list[str], most_lines: int) -> list[str]:
-    """Shorten lines in the middle: the beginning names the error and its place, the end the culprit."""
+    """Return lines without those in the middle if there are more than `most_lines`, each line shortened.
+
+    The first lines have the error and its place, the last ones name the culprit.
+    """
     left_out = len(lines) - most_lines + 1
     if left_out > 1:
         head = most_lines // 2

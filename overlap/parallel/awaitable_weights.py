@@ -1,4 +1,4 @@
-"""Weights that are there already: arrays that can be awaited, as the futures of weights that are under way."""
+"""Arrays that can be awaited: weights that need no wait look to a program like futures of weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Weight(np.ndarray):
     def __await__(self) -> Generator[object, object, Array]:
         try:
             current_task()
-        except RuntimeError:  # asyncio, where nothing of ours has to run first
+        except RuntimeError:  # not in Trio, but in asyncio: give way once
             yield None
         else:
             yield from checkpoint().__await__()  # noqa: ASYNC105 (driven by hand)
@@ -33,7 +33,7 @@ class Weight(np.ndarray):
 
 
 class Weights(dict[str | int, object]):
-    """The weights of a part of the tree, or futures of them; its `await` returns a dict of arrays."""
+    """The weights of a part of the tree, arrays or futures, as a dict; `await` returns a dict of plain arrays."""
 
     __slots__ = ()
 
@@ -45,7 +45,7 @@ class Weights(dict[str | int, object]):
 
 
 def awaitable(value: object) -> Any:
-    """Return a value that `await` turns into arrays: a weight, a future of one, or a dict of these."""
+    """Return a weight such that it can be awaited: an array as a `Weight`, a dict as `Weights`, others unchanged."""
     if isinstance(value, dict):
         return Weights({key: awaitable(leaf) for key, leaf in value.items()})
     return value.view(Weight) if type(value) is np.ndarray else value

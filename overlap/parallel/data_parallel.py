@@ -16,7 +16,7 @@ from .buckets.averaged import AveragedBucket
 from .buckets.bucketed import Bucketed
 from .buckets.plan import BucketPlan, Hook, plan_by_size
 from .checkpoints.pieces import Shard, Tensors, share_pieces
-from .memory_work import nothing
+from .memory_work import do_nothing
 from .optimizers import Optimizer, check_optimizer
 from .parameters import ModelMemory, Parameters, measure_memory
 from .settings import IN_FLIGHT, Batch, Settings, Unused, check_count
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 class DataParallel(Bucketed[AveragedBucket, Params]):
     """A model with gradients averaged over a group of ranks.
 
-    Parameters are named in the order of forward; their gradients may be handed over in any order, the same on all
-    ranks. Nothing in the loop waits: the update of a weight is issued when the weight is next asked for, and whatever
-    needs it waits on the compute stream. Gradients that are not finite fail the rank that hands them over.
+    List parameters in the order in which forward uses them. Their gradients may be handed over in any order, the same
+    on all ranks. Nothing in the loop waits: the update of a weight is issued when the program next asks for the weight,
+    and computes that need the weight wait on the compute stream. A gradient that is not finite makes the rank fail.
 
         model = DataParallel(rank, {"w": np.zeros(8, np.float32)}, optimizer=SGD(lr=0.1))
         for x in batches:
@@ -40,10 +40,10 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
             await model.step()
         weights = await model.finish()
 
-    `model[name]` is the newest weight, or a future of it; `await model[name]` is the array in either case. The array is
-    the model's own: it changes with the update after the next `step`; copy what you keep.
+    `model[name]` is the newest weight, or a future of it; `await model[name]` is the array in either case. The array
+    belongs to the model, and changes with the update after the next `step`: copy an array that you keep.
 
-    The first weights are the group's first rank's: models may be initialised as one likes, on all ranks differently.
+    All ranks begin with the weights of the group's first rank, whatever values the other ranks pass in `params`.
 
     Under `overlap run --survive` the model of the next epoch goes on with the weights, the optimizer's state and the
     `steps` of the model before: write the loop as ``while model.steps < n``. See `surviving`.
@@ -51,36 +51,38 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
     Args:
         rank: This rank.
         params: A dict, list or tuple of arrays, nested as you like; the same names, shapes and dtypes on all ranks.
-        optimizer: Changes the weights.
-        group: Ranks to average over; by default all.
-        bucket_bytes: When a bucket is full. By default 1 MiB for the first and 25 MiB for the others, and gradients
-            of 1 MiB and more travel alone. Gradients of weights that forward needs first overtake others.
+        optimizer: Updates the weights.
+        group: The ranks whose gradients are averaged; None: all.
+        bucket_bytes: Size from which on a bucket is full. None: 1 MiB for the first and 25 MiB for the others, and
+            gradients of 1 MiB and more travel alone. Buckets with weights that forward needs early have priority.
         hook: Takes the place of all_reduce; see `GradientBucket`.
-        exact: Add up every gradient in the order of ranks: the same bits for any buckets, order, bound, algorithm
-            and wires. `overlap plan all_reduce --exact` tells the cost; in one process there is none.
-        clip_norm: Limit of the norm of all mean gradients together. Then no weight is updated before the last
-            gradient has come: no communication is hidden under forward.
-        clip_group: Ranks that have other parts of the model, such as `mesh["pp", "tp"]`: the norm is the norm of
-            all parts.
-        clip_copies: How many ranks of that group have the same values of a parameter, such as the gains of a norm
-            between tensor-parallel layers, by name: they count once.
+        exact: Whether every gradient is added up in the order of ranks. The bits are then the same for any buckets,
+            algorithm and transport. `overlap plan all_reduce --exact` prints the cost; in one process there is none.
+        clip_norm: Limit of the norm of all mean gradients together; None: no limit. With a limit, no weight is updated
+            before the last gradient has come, so no communication is hidden under forward.
+        clip_group: This rank and the ranks that have the other parts of the model, such as `mesh["pp", "tp"]`: the norm
+            is that of all parts together.
+        clip_copies: For parameters that several ranks of `clip_group` have with the same values, the number of these
+            ranks, by name: such a parameter counts once in the norm. Example: the gains of a norm between
+            tensor-parallel layers.
         unused: Whether a parameter without a gradient on this rank is an "error", or counts as "zeros".
-        rebuild_buckets: Whether buckets are made anew after the first step, in the order in which it had gradients.
-        uneven: Whether some ranks may have fewer steps than others: `finish` then takes part in the others' steps,
-            and the mean is over the ranks that still have samples.
-        in_flight: How many buckets may be on the wire at once.
-        ahead: How many steps the program may be ahead of its gradients where it does `await model.step()`.
-        compare_every: Number of steps after which ranks compare their weights; by default never. If they differ,
-            all fail with a `ReplicaError` that names the ranks in the minority.
-        batch: Whether the batch of each "rank" is constant when ranks are lost, or the "global" one; see `share`.
+        rebuild_buckets: Whether buckets are made again after the first step, in the order in which gradients arrived.
+        uneven: Whether some ranks may have fewer steps than others. Then `finish` takes part in the others' steps, and
+            the mean is over the ranks that still have samples.
+        in_flight: Number of buckets that may be on the wire at once.
+        ahead: Number of steps that the program may be ahead of its gradients, if it awaits `model.step()`.
+        compare_every: Number of steps after which ranks compare their weights; None: never. If the weights differ, all
+            ranks fail with a `ReplicaError` that names the ranks in the minority.
+        batch: Which number of samples stays the same when ranks are lost: "rank", that of each rank; "global", that of
+            all ranks together. See `share`.
 
     Raises:
-        UsageError: If an argument is invalid. At the first weight that is needed, if `params` differ.
+        UsageError: An argument is invalid; or, at the first use of a weight, `params` differ between ranks.
 
     Attributes:
-        rank: The rank that it runs on.
-        group: The ranks whose gradients it averages.
-        steps: How many `step` calls there have been.
+        rank: The rank that the model runs on.
+        group: The ranks whose gradients are averaged.
+        steps: Number of `step` calls so far.
     """
 
     def __init__(
@@ -123,12 +125,16 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
         )
         self.steps = rank.epoch.step
         self._stream = rank.stream(f"gradients of {self.group.name}", window=in_flight)
-        self._factors: tuple[Future[object], ...] = ()  # of the gradients of the step that was sent last
-        self._all_hidden = False  # whether all gradients but the last were on all ranks when backward ended
+        # Futures of the numbers that the gradients of the step that was sent last are multiplied with.
+        self._factors: tuple[Future[object], ...] = ()
+        self._all_hidden = False  # whether at most one mean was still under way when the last backward ended
         self._issued: deque[Future[dict[str, Array]]] = deque()  # updates that are not known to be done
-        self._newest: dict[str, Future[dict[str, Array]]] = {}
+        self._newest: dict[str, Future[dict[str, Array]]] = {}  # by parameter: its newest update that was issued
+        # If not `fresh`, a process was lost under `--survive`, and the parameters are those of the earlier model, which
+        # are equal on all ranks.
         first = self._broadcast_first_weights(self._parameters) if self._parameters is fresh else []
         if first:
+            # A weight may be used once all broadcasts have ended.
             views = self._work.compute(lambda *_: self._parameters.views, *first, name="first weights")
             self._newest = dict.fromkeys(leaves, views)
         self._plan_buckets()
@@ -136,8 +142,10 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
     def _plan_buckets(self) -> None:
         """Make the buckets, for gradients that come in the order of `_backward`."""
         plans = plan_by_size(self._leaves, self._backward, self._bucket_bytes)
+        # A bucket with a weight that forward needs early is urgent: its priority is the lowest index of its weights.
         depths = {name: depth for depth, name in enumerate(self._leaves)}
         priorities = [min(depths[name] for name in plan.names) for plan in plans]
+        # The messages of the least urgent bucket come last; of several, those of the bucket that leaves last.
         last = max(range(len(plans)), key=lambda index: (priorities[index], index))
         self._set_buckets(
             [
@@ -160,12 +168,16 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
 
     def memory(self) -> ModelMemory:
         """Return the sizes of the arrays that the model keeps on this rank from step to step."""
-        return measure_memory(self._parameters.weights.values(), gradients=sum(plan.nbytes for plan in self.plans))
+        gradients_bytes = sum(plan.nbytes for plan in self.plans)
+        return measure_memory(self._parameters.weights.values(), gradients_bytes=gradients_bytes)
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def newest_weight(self, name: str) -> Array | Future[object]:
-        """Return the newest weight; if its update is due, issue it first."""
+        """Return the newest weight: the array, or a future of it while its update is under way.
+
+        If the update of its bucket is due, it is issued first.
+        """
         bucket = self._home[name]
         if bucket.update_due:
             self._issue_update(bucket)
@@ -175,24 +187,25 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
         return newest[name]
 
     def gradient(self, name: str) -> Array:
-        """Return the place where the gradient of a parameter is packed: backward may write it there, and saves a copy.
+        """Return the memory where the gradient of a parameter is packed: backward may write it there to save a copy.
 
-        Backward may write it in the next compute after the weight has been asked for, once in each step; ask for the
-        place anew in each step.
+        Write to it in a compute that is issued after the weight has been asked for, once in each step. Call this method
+        again in each step.
 
         Raises:
-            UsageError: If there is no such parameter.
+            UsageError: There is no such parameter.
         """
         if name not in self._home:
             raise UsageError(f"name: {name!r} is no parameter; known are {', '.join(self._home)}")
         return self._home[name].views[name]
 
     def _prepare_bucket(self, bucket: AveragedBucket) -> None:
-        """Issue the update of a bucket if it is due, before the buffer is written again."""
+        """Issue the update of a bucket if it is due: it must read the buffer before the next gradients are packed."""
         if bucket.update_due:
             self._issue_update(bucket)
 
     def _send_bucket(self, bucket: AveragedBucket) -> None:
+        """Issue the mean of a bucket for the present step."""
         bucket.send(self.steps + 1)
 
     def _end_step(self, factors: tuple[Future[object], ...]) -> Sequence[Future[object]]:
@@ -203,8 +216,10 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
         self._factors = factors
         for bucket in self._buckets:
             bucket.sent = False
+        # A compute, because it must look when backward has ended on the compute stream.
         self._work.compute(partial(self._record_arrivals, reduced), name="look")
         compares = self._compare_every is not None and self.steps % self._compare_every == 0
+        # All updates now, before the next forward; otherwise each is issued with the next use of a weight.
         if self._all_hidden or compares:
             self._issue_due_updates()
         if compares:
@@ -212,6 +227,7 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
         return reduced
 
     async def _await_weights(self) -> Params:
+        """Wait for all updates; return the weights, which are the model's own arrays."""
         await self.wait_updates()
         return self.rebuild_tree(self._parameters.views)
 
@@ -221,12 +237,12 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
         """Return dtype and shape of the weights and of the optimizer's state, by name."""
         return self._parameters.tensors()
 
-    def kept(self) -> list[Shard]:
-        """Return the pieces that this rank saves in a checkpoint: its share of the weights and state of all."""
+    def pieces_to_save(self) -> list[Shard]:
+        """Return the pieces that this rank saves in a checkpoint: 1 / ranks of all weights and state."""
         return share_pieces(self._parameters.pieces(), self.group.rank, self.group.size)
 
-    def wanted(self) -> list[Shard]:
-        """Return the pieces that this rank reads of a checkpoint: all of them."""
+    def pieces_to_read(self) -> list[Shard]:
+        """Return the pieces that this rank reads from a checkpoint: all weights and state."""
         return self._parameters.pieces()
 
     async def wait_updates(self) -> None:
@@ -234,7 +250,7 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
         self._issue_due_updates()
         for update in [*self._issued, *set(self._newest.values())]:
             await update
-        await self._work.compute(nothing, name="wait updates")
+        await self._work.compute(do_nothing, name="wait updates")
 
     # -- updates ---------------------------------------------------------------------------------------------------
 
@@ -252,14 +268,18 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
         self._newest.update(dict.fromkeys(bucket.plan.names, newest))
 
     def _record_arrivals(self, reduced: list[Future[Array]]) -> None:
-        """Note, when backward ends, whether only the last bucket is still on the wire.
+        """Record, when backward has ended, whether at most one mean is still under way (`_all_hidden`).
 
-        If not, weights are updated all at once after the next step, while that bucket travels; else each of them right
-        before it is needed, as forward must not wait for weights that it needs later.
+        If so, the next step issues all updates at its end: they run while the last bucket travels. If not, each update
+        is issued right before its weight is used, so that forward does not wait for weights that it needs later.
+
+        Args:
+            reduced: Futures of the means of this step.
         """
         self._all_hidden = sum(not future.done for future in reduced) <= 1
 
     def _reorder(self, order: Sequence[str]) -> None:
+        """Make the buckets again for another order of gradients; updates that are due are issued first."""
         if order != self._backward:
             self._issue_due_updates()
             self._backward = list(order)

@@ -1,24 +1,24 @@
-"""Several models as one: of a mixture of experts, some weights are averaged over other ranks than the rest."""
+"""Several models as one: in a mixture of experts, the experts' gradients are averaged over fewer ranks than others."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import UsageError
-from .tree import leaves
+from .tree import paths_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
 
 class TrainableModel(Protocol):
-    """A model under training, such as `DataParallel` or `Sharded`; write your own by having these four."""
+    """A model under training, such as `DataParallel` or `Sharded`. Any object with these four methods is one."""
 
     def __getitem__(self, name: str) -> object:
         """Return the newest weight, or a future of it."""
 
     def reduce(self, name: str, grad: object) -> None:
-        """Take over a gradient."""
+        """Take over a gradient of the parameter `name`, or a future of it."""
 
     def step(self) -> object:
         """Issue the update."""
@@ -28,24 +28,24 @@ class TrainableModel(Protocol):
 
 
 class Models:
-    """Models with the interface of one; each parameter belongs to one of them.
+    """Several models with the interface of one; each parameter belongs to exactly one of the models.
 
         here = parallel.DataParallel(rank, experts, optimizer=adam, group=mesh["edp"])
         rest = parallel.DataParallel(rank, others, optimizer=adam)
         model = parallel.Models((here, experts), (rest, others))
 
     Args:
-        models: Each with the tree of parameters that it was made of.
+        models: Pairs of a model and the tree of parameters that it was made with.
 
     Raises:
-        UsageError: If two of them have a parameter of the same name.
+        UsageError: Two models have a parameter of the same name.
     """
 
     def __init__(self, *models: tuple[TrainableModel, object]) -> None:
         self._models = [model for model, _ in models]
         self._home: dict[str, TrainableModel] = {}
         for model, params in models:
-            for name in leaves(params):
+            for name in paths_by_name(params):
                 if name in self._home:
                     raise UsageError(f"models: two of them have a parameter {name!r}; rename one")
                 self._home[name] = model
@@ -55,18 +55,27 @@ class Models:
         return self._find_model(name)[name]
 
     def reduce(self, name: str, grad: object) -> None:
-        """Hand a gradient over to the model that has the parameter."""
+        """Hand a gradient over to the model that has the parameter. See `Strategy.reduce`.
+
+        Raises:
+            UsageError: No model has a parameter of that name.
+        """
         self._find_model(name).reduce(name, grad)
 
     def step(self) -> list[object]:
-        """Let all of them make a step; return the results of their `step`."""
+        """Call `step` on each model; return the results in the order of the models."""
         return [model.step() for model in self._models]
 
     async def finish(self) -> list[object]:
-        """Wait until all updates of all of them are done; return the weights of each, in their order."""
+        """Wait until all updates are done; return the weights of each model, in the order of the models."""
         return [await model.finish() for model in self._models]
 
     def _find_model(self, name: str) -> TrainableModel:
+        """Return the model that has a parameter.
+
+        Raises:
+            UsageError: No model has it.
+        """
         if name not in self._home:
             raise UsageError(f"name: {name!r} is no parameter; known are {', '.join(self._home)}")
         return self._home[name]

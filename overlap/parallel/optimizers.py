@@ -1,7 +1,7 @@
-"""Optimizers on flat arrays: their state for each element, and the change of a run of parameters in place.
+"""Optimizers on flat arrays: state for each element, and updates in place.
 
-Optimizers know nothing of names, layers and ranks. So they serve whole parameters, buckets and shards alike, with equal
-bits: every element is computed from its own values only.
+Optimizers know nothing of names, layers and ranks. Every element is computed from its own values only, so whole
+parameters, buckets and shards give equal bits.
 """
 
 from __future__ import annotations
@@ -23,23 +23,26 @@ if TYPE_CHECKING:
     Numbers: TypeAlias = NDArray[np.float64]  # to the type checker; any floating type
 
 Rate: TypeAlias = float | Callable[[int], float]
-"""Learning rate, or a function of the number of the update: 1 at the first one, then `model.steps` after `step()`."""
+"""Learning rate, or a function of the number of the update, which is 1 in the first step."""
 
 _BLOCK = 1 << 14
 """Elements worked on at once: a dozen passes over 64 KiB stay in a core's second-level cache (512 KiB and more)."""
 
 _WIDE_BLOCK = 1 << 16
-"""Elements of a block in two or three passes: numpy's calls cost a tenth otherwise (32 MiB: 9.4 ms, not 10.8)."""
+"""Elements worked on at once by updates of two or three passes: smaller blocks cost more in calls of numpy.
+
+For 32 MiB: 9.4 ms, and 10.8 ms with `_BLOCK`.
+"""
 
 
 class Optimizer(Protocol):
-    """An optimizer as strategies need it; write your own by having these two."""
+    """An optimizer as strategies need it. Any object with these two methods is one."""
 
     def fresh(self, size: int, dtype: DTypeLike) -> dict[str, Array]:
-        """Return the state of `size` parameters before the first step: flat arrays of that size, by name.
+        """Return the state before the first step: by name, flat arrays with an element for each parameter.
 
         Args:
-            size: How many elements.
+            size: Number of elements of the parameters.
             dtype: Dtype of the parameters.
         """
 
@@ -47,10 +50,10 @@ class Optimizer(Protocol):
         """Make one step, in place.
 
         Args:
-            param: Parameters, flat; written.
-            grad: Their gradient, of the same length; not written.
-            state: State of the form that `fresh` makes, of the same length; written.
-            step: From 1.
+            param: (n,) Parameters; updated.
+            grad: (n,) Gradient of the parameters; not changed.
+            state: Arrays (n,) with the names and dtypes that `fresh` returns; updated.
+            step: Number of the step, from 1.
         """
 
 
@@ -68,21 +71,24 @@ def check_optimizer(optimizer: object) -> None:
 
 
 def _slice_blocks(*arrays: Array, size: int = _BLOCK) -> Iterator[tuple[Numbers, ...]]:
-    """Yield the arrays in slices of `size` elements, which stay in a core's cache."""
+    """Yield the arrays in slices of `size` elements, which stay in a core's cache; the last ones may be shorter."""
     for start in range(0, arrays[0].size, size):
         yield tuple(cast("Numbers", array[start : start + size]) for array in arrays)
 
 
 def _learning_rate(lr: Rate, step: int) -> float:
+    """Return the learning rate of a step; steps count from 1."""
     return float(lr(step) if callable(lr) else lr)
 
 
 def _check_rate(lr: object) -> None:
+    """Refuse a learning rate that is neither a number from 0 nor a function."""
     if not callable(lr) and not (isinstance(lr, (int, float)) and lr >= 0):
         raise UsageError(f"lr: expected a number from 0, or a function of the step, got {lr!r}")
 
 
 def _check_share(name: str, share: float) -> None:
+    """Refuse a number that is not in 0 <= share < 1. `name` is the argument's name, for the error."""
     if not 0 <= share < 1:
         raise UsageError(f"{name}: expected at least 0 and less than 1, got {share!r}")
 
@@ -102,13 +108,14 @@ class SGD:
         _check_share("momentum", self.momentum)
 
     def fresh(self, size: int, dtype: DTypeLike) -> dict[str, Array]:
-        """Return a velocity of zeros, if there is momentum."""
+        """Return a velocity of zeros; without momentum, no state."""
         return {"velocity": np.zeros(size, dtype)} if self.momentum else {}
 
     def update(self, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
-        """Make one step, in place. Cost: two passes; three with momentum."""
+        """Make one step, in place. Cost: two passes; three with momentum. See `Optimizer.update`."""
         lr = _learning_rate(self.lr, step)
         for p, g, *velocity in _slice_blocks(param, grad, *state.values(), size=_WIDE_BLOCK):
+            # With momentum there is one velocity array, without it none.
             for v in velocity:
                 v *= self.momentum
                 v += g
@@ -118,14 +125,16 @@ class SGD:
 
 @dataclass(frozen=True, slots=True)
 class Adam:
-    """Adam: running means of the gradient and of its square, without their bias towards zero.
+    """Adam: a step is lr * mean / (sqrt(square) + eps), where mean and square are running means of g and g * g.
+
+    The bias of the running means towards their start at zero is corrected.
 
     Kingma, Ba, "Adam: a method for stochastic optimization", arXiv 1412.6980, algorithm 1. State: two arrays.
     """
 
     lr: Rate  # Learning rate
-    betas: tuple[float, float] = (0.9, 0.999)  # Shares of the two means that stay at each step
-    eps: float = 1e-8  # Added to the root of the second one
+    betas: tuple[float, float] = (0.9, 0.999)  # Shares of mean and square that stay at each step
+    eps: float = 1e-8  # Added to the root of the square
 
     def __post_init__(self) -> None:
         _check_rate(self.lr)
@@ -146,7 +155,7 @@ class Adam:
         return {"mean": np.zeros(size, dtype), "square": np.zeros(size, dtype)}
 
     def update(self, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
-        """Make one step, in place. Cost: a dozen passes within a core's cache."""
+        """Make one step, in place. Cost: a dozen passes within a core's cache. See `Optimizer.update`."""
         _make_adam_step(self, param, grad, state, step, decay=1.0)
 
 
@@ -154,22 +163,28 @@ class Adam:
 class AdamW(Adam):
     """Adam with decoupled weight decay: p = p - lr * weight_decay * p, then Adam's step.
 
-    Loshchilov, Hutter, "Decoupled weight decay regularization", arXiv 1711.05101. State: two arrays. It decays all that
-    it is given; for biases and gains, use a model of its own with `Adam`.
+    Loshchilov, Hutter, "Decoupled weight decay regularization", arXiv 1711.05101. State: two arrays. All parameters of
+    the model decay; put biases and gains into a separate model with `Adam`.
     """
 
-    weight_decay: float = 0.01  # Share of a weight that is taken off at each step, times `lr`
+    weight_decay: float = 0.01  # Times `lr`: the share of a weight that is subtracted at each step
 
     def update(self, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
-        """Make one step, in place. Cost: a dozen passes within a core's cache."""
+        """Make one step, in place. Cost: a dozen passes within a core's cache. See `Optimizer.update`."""
         _make_adam_step(self, param, grad, state, step, decay=1.0 - _learning_rate(self.lr, step) * self.weight_decay)
 
 
 def _make_adam_step(rule: Adam, param: Array, grad: Array, state: dict[str, Array], step: int, *, decay: float) -> None:
-    """Make a step of Adam in place, block by block; `decay` multiplies the weights first."""
+    """Make a step of Adam in place, block by block. For the other arguments see `Optimizer.update`.
+
+    Args:
+        rule: The optimizer, with its hyperparameters.
+        decay: Number that the weights are multiplied with first; 1 changes nothing.
+    """
     first, second = rule.betas
+    # Both include the correction of the means' bias towards zero: m / (1 - first**step), v / (1 - second**step).
     rate, root = _learning_rate(rule.lr, step) / (1 - first**step), sqrt(1 - second**step)
-    # m and v: running means of the gradient and of its square; the correction of their start is in rate and root.
+    # m and v: running means of the gradient and of its square. From `np.sqrt` on, `square` holds the step.
     for p, g, m, v in _slice_blocks(param, grad, state["mean"], state["square"]):
         m *= first
         m += (1 - first) * g
@@ -202,7 +217,7 @@ class Nesterov(SGD):
         return {"velocity": np.zeros(size, dtype)}
 
     def update(self, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
-        """Make one step, in place. Cost: four passes."""
+        """Make one step, in place. Cost: four passes. See `Optimizer.update`."""
         velocity = state["velocity"]
         velocity *= self.momentum
         velocity += grad

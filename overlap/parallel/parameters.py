@@ -23,25 +23,25 @@ _BLOCK = 1 << 16
 DType: TypeAlias = "np.dtype[np.generic]"
 
 Stage: TypeAlias = Literal[1, 2, 3]
-"""A stage of ZeRO: ranks share out the optimizer's state; gradients as well; parameters as well."""
+"""A stage of ZeRO: ranks divide the optimizer's state (1), also the gradients (2), also the parameters (3)."""
 
 Run: TypeAlias = tuple[slice, slice]
-"""Neighbouring elements: their slice of the flat weights, and their slice of a bucket."""
+"""Elements that are contiguous in the flat weights and in a bucket: their slice of each."""
 
 
 class FlatWeights:
-    """Weights of one dtype side by side, with the optimizer's state: all of them, or the part that a rank has.
+    """Weights of one dtype side by side in memory, or a rank's part of them, with the optimizer's state.
 
     Args:
         rank: The rank.
-        plan: Names, shapes and places of the weights.
+        plan: Names, shapes and places of all the weights.
         optimizer: Makes the state.
         part: Elements of the plan that this rank has; by default all.
-        flat: Memory of these weights; by default new memory.
+        flat: Memory for the weights of the part; by default new memory.
 
     Attributes:
-        plan: As given.
-        part: As given.
+        plan: Names, shapes and places of the weights.
+        part: Elements of the plan that this rank has.
         flat: The weights of the part.
         state: The optimizer's state of the part: flat arrays by name.
     """
@@ -59,6 +59,7 @@ class FlatWeights:
         self.part: slice = part or slice(0, plan.size)
         size = self.part.stop - self.part.start
         self.flat: Array = rank.empty(size, plan.dtype) if flat is None else flat
+        # In a world of shapes alone arrays are read-only. A state of 0 elements is made there, to learn its dtypes.
         real = self.flat.flags.writeable
         state = optimizer.fresh(size if real else 0, plan.dtype)
         self.state: dict[str, Array] = (
@@ -66,20 +67,23 @@ class FlatWeights:
         )
 
     def arrays(self) -> list[Array]:
-        """Return the weights, then the optimizer's state sorted by name, all flat."""
+        """Return the flat arrays of this rank: the weights, then the optimizer's state, sorted by name."""
         return [self.flat, *(self.state[key] for key in sorted(self.state))]
 
     def places(self) -> list[tuple[Slot, slice]]:
-        """Return each weight with elements in the part of this rank, and the slice of `flat` with these."""
+        """Return each weight that has elements in this rank's part, with the slice of `flat` that holds them.
+
+        Example: the part is 4:10 of the plan. Of a weight in 2:6, the part has 4:6, which are elements 0:2 of `flat`.
+        """
         begin, end, slots = self.part.start, self.part.stop, self.plan.slots
         places = [(slot, slice(max(slot.start, begin) - begin, min(slot.stop, end) - begin)) for slot in slots]
         return [(slot, place) for slot, place in places if place.start < place.stop]
 
     def tensors(self, prefix: str = "") -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return dtype and shape of all weights of the plan and of their state, by name.
+        """Return dtype and shape of all weights of the plan and of their optimizer state, by name in checkpoints.
 
         Args:
-            prefix: Prefix of the names of the state.
+            prefix: Text before the name of each state.
         """
         tensors = {slot.name: (self.plan.dtype.name, slot.shape) for slot in self.plan.slots}
         for key, array in self.state.items():
@@ -88,17 +92,22 @@ class FlatWeights:
         return tensors
 
     def pieces(self, *, whole: Array | None = None, prefix: str = "") -> list[Shard]:
-        """Return the weights and the state of the part, as they lie in memory.
+        """Return the weights and the optimizer state of this rank's part as pieces, whose data are the arrays here.
 
         Args:
-            whole: All weights of the plan, to be returned in the place of the part.
-            prefix: Prefix of the names of the state.
+            whole: (plan.size,) All weights of the plan. If given, they are returned in the place of the part's weights.
+            prefix: Text before the name of each state.
         """
         pieces: list[Shard] = []
         if whole is not None:
-            pieces = [Shard.whole(slot.name, slot.shape, whole[slot.start : slot.stop]) for slot in self.plan.slots]
+            pieces = [
+                Shard.whole(slot.name, slot.shape, whole[slot.start : slot.stop])
+                for slot in self.plan.slots
+                if slot.stop > slot.start  # checkpoints have no tensors without elements
+            ]
         for slot, place in self.places():
             arrays = {} if whole is not None else {slot.name: self.flat}
+            # `start`, `stop`: the part's elements of this weight, counted in the weight.
             arrays |= {state_name(prefix + key, slot.name): array for key, array in self.state.items()}
             start, stop = (at + self.part.start - slot.start for at in (place.start, place.stop))
             pieces += [
@@ -109,16 +118,18 @@ class FlatWeights:
 
 
 class Parameters:
-    """The weights of a model on one rank, side by side in memory, in an order of choice.
-
-    A world without data has arrays without data here as well: `real` is False then, and nothing is ever written.
+    """All weights of a model on one rank: one flat array for each dtype.
 
     Args:
-        leaves: First values by name.
+        rank: The rank.
+        leaves: First values of the weights, by name.
+        optimizer: Makes the optimizer's state, and updates the weights.
+        order: Names of the weights in the order in which they lie in memory; by default that of `leaves`.
 
     Attributes:
-        views: The weights by name, in the shapes that they were given in; read-only for everybody else.
-        weights: All weights of a dtype, and the optimizer's state; written by `update` only.
+        views: The weights by name, in their shapes: read-only views of the flat arrays.
+        weights: For each dtype, the flat weights with the optimizer's state; changed by `update` only.
+        real: Whether arrays have data. In a world of shapes alone it is False, and nothing is ever written.
     """
 
     def __init__(
@@ -140,18 +151,23 @@ class Parameters:
             view.setflags(write=False)
 
     def is_like(self, other: Parameters) -> bool:
-        """Whether another set of weights has the same names, shapes, dtypes and places."""
+        """Whether another model's weights have the same names, shapes, dtypes and places in memory."""
         return {t: w.plan.slots for t, w in self.weights.items()} == {t: w.plan.slots for t, w in other.weights.items()}
 
     def runs(self, plan: BucketPlan) -> list[Run]:
-        """Return the places of a bucket's weights in flat memory and in the bucket; neighbours in both are one run."""
+        """Return the places of a bucket's weights: pairs of a slice of the flat weights and a slice of the bucket.
+
+        Weights that follow each other in both are merged into one run.
+        """
         runs: list[Run] = []
         for slot in plan.slots:
-            here, there = self._slices[slot.name], slice(slot.start, slot.stop)
-            if runs and runs[-1][0].stop == here.start:
-                here, there = slice(runs[-1][0].start, here.stop), slice(runs[-1][1].start, there.stop)
+            weights, bucket = self._slices[slot.name], slice(slot.start, slot.stop)
+            last_weights, last_bucket = runs[-1] if runs else (weights, bucket)
+            # In a bucket, weights always follow each other. Only their places in the flat weights can have gaps.
+            if runs and last_weights.stop == weights.start:
+                weights, bucket = slice(last_weights.start, weights.stop), slice(last_bucket.start, bucket.stop)
                 runs.pop()
-            runs.append((here, there))
+            runs.append((weights, bucket))
         return runs
 
     def update(self, dtype: DType, runs: Iterable[Run], gradient: Array, step: int, *, check: bool = False) -> bool:
@@ -159,41 +175,43 @@ class Parameters:
 
         Args:
             dtype: Dtype of the weights.
-            runs: Where they are, and where their gradients are in the bucket.
+            runs: Places of the weights, and of their gradients in the bucket.
             gradient: Gradient of the bucket, flat.
-            step: From 1.
-            check: Whether to look for elements that are not finite, while they are in the caches anyway.
+            step: Number of the step, from 1.
+            check: Whether to look for gradients that are not finite, while they are in the caches anyway.
 
         Returns:
-            Whether all elements are finite, as far as that is checked; else the update is made in part, or not at all.
+            False if `check` found an element that is not finite: then the weights are updated in part, or not at all.
+            True otherwise.
         """
         if not self.real:
             return True
         flat, state = self.weights[dtype].flat, self.weights[dtype].state
-        for here, there in cut_into_blocks(runs):
-            part = gradient[there]
+        for weights, bucket in cut_into_blocks(runs):
+            part = gradient[bucket]
             if check and not is_finite(part):
                 return False
-            self._optimizer.update(flat[here], part, {key: array[here] for key, array in state.items()}, step)
+            self._optimizer.update(flat[weights], part, {key: array[weights] for key, array in state.items()}, step)
         return True
 
     def tensors(self, prefix: str = "") -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return dtype and shape of the weights and of the optimizer's state, by name; see `FlatWeights`."""
+        """Return dtype and shape of the weights, then of the optimizer's state, by name; see `FlatWeights.tensors`."""
         tensors = {name: form for weights in self.weights.values() for name, form in weights.tensors(prefix).items()}
+        # The weights first, in the order in which they were given.
         return {name: tensors[name] for name in [*self.views, *tensors]}
 
     def pieces(self, prefix: str = "") -> list[Shard]:
-        """Return all weights and the optimizer's state, as they lie in memory; see `FlatWeights`."""
+        """Return all weights and the optimizer's state as pieces; see `FlatWeights.pieces`."""
         return [piece for weights in self.weights.values() for piece in weights.pieces(prefix=prefix)]
 
     def moved_bytes(self, plan: BucketPlan) -> int:
-        """Return the bytes that an update of a bucket reads and writes: gradient, weights, and all state twice."""
+        """Return the bytes that an update of a bucket reads and writes: the gradient once, weights and state twice."""
         state = sum(2 * array.dtype.itemsize for array in self.weights[plan.dtype].state.values())
         return plan.size * (3 * plan.dtype.itemsize + state)
 
 
 def cut_into_blocks(runs: Iterable[Run]) -> Iterator[Run]:
-    """Yield runs in blocks of at most `_BLOCK` elements."""
+    """Yield the runs, cut into runs of at most `_BLOCK` elements."""
     for here, there in runs:
         for start in range(0, here.stop - here.start, _BLOCK):
             stop = min(start + _BLOCK, here.stop - here.start)
@@ -204,9 +222,9 @@ def cut_into_blocks(runs: Iterable[Run]) -> Iterator[Run]:
 class ModelMemory:
     """Bytes that a model keeps on one rank from step to step."""
 
-    parameters: float  # Weights
-    gradients: float  # Where they are kept for the optimizer
-    optimizer: float  # The optimizer's state
+    parameters: float  # Bytes of the weights
+    gradients: float  # Bytes of the gradients, as far as they stay until the optimizer's step
+    optimizer: float  # Bytes of the optimizer's state
 
     @property
     def total(self) -> float:
@@ -214,7 +232,7 @@ class ModelMemory:
         return self.parameters + self.gradients + self.optimizer
 
     def beside(self, expected: ModelMemory) -> str:
-        """Return a table of these measured sizes, with the expected sizes by formula in the next column."""
+        """Return a table, as text, of these measured sizes next to the sizes that the formula predicts."""
         rows = [("", "measured", "formula")]
         for name in (*(field.name for field in fields(self)), "total"):
             rows.append((name, f"{getattr(self, name):,.0f} B", f"{getattr(expected, name):,.0f} B"))
@@ -222,18 +240,24 @@ class ModelMemory:
         return "\n".join(f"{a:{wide[0]}}  {b:>{wide[1]}}  {c:>{wide[2]}}".rstrip() for a, b, c in rows)
 
 
-def measure_memory(sets: Iterable[FlatWeights], *, gradients: int, others: int = 0) -> ModelMemory:
-    """Return the memory of weights on this rank, of gradients, and of `others`: bytes of weights of other ranks."""
+def measure_memory(sets: Iterable[FlatWeights], *, gradients_bytes: int, others_bytes: int = 0) -> ModelMemory:
+    """Return the bytes that a model keeps on this rank.
+
+    Args:
+        sets: The weights of this rank, with the optimizer's state.
+        gradients_bytes: Bytes of gradients that stay until the optimizer's step.
+        others_bytes: Bytes of weights of other ranks' parts that this rank has as well.
+    """
     arrays = [weights.arrays() for weights in sets]
     return ModelMemory(
-        parameters=others + sum(flat.nbytes for flat, *_ in arrays),
-        gradients=gradients,
+        parameters=others_bytes + sum(flat.nbytes for flat, *_ in arrays),
+        gradients=gradients_bytes,
         optimizer=sum(array.nbytes for _, *state in arrays for array in state),
     )
 
 
 def expected_memory(stage: Stage, ranks: int, *, parameters: int, optimizer: int) -> ModelMemory:
-    """Return the memory of each of N ranks for P bytes of parameters, as many of gradients, and S of optimizer state.
+    """Return the memory of each of N ranks, for P bytes of parameters, P of gradients and S of optimizer state.
 
     ======  ============  ============  ============
     stage   parameters    gradients     optimizer
@@ -248,9 +272,9 @@ def expected_memory(stage: Stage, ranks: int, *, parameters: int, optimizer: int
 
     Args:
         stage: Stage of ZeRO.
-        ranks: N.
-        parameters: P.
-        optimizer: S.
+        ranks: Number of ranks, N.
+        parameters: Bytes of all parameters, P.
+        optimizer: Bytes of all optimizer state, S.
     """
     return ModelMemory(
         parameters=parameters / (ranks if stage > 2 else 1),

@@ -1,4 +1,4 @@
-"""The way from stage to stage of a pipeline: messages between ranks, or a value that stays on its rank."""
+"""Values between the stages of a pipeline: messages between ranks, or values that stay on one rank."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Boundary: TypeAlias = "Like | Mapping[str, Boundary] | tuple[Boundary, ...]"
 
 
 class StagePassing:
-    """Outputs and gradients of one batch on their way between the stages of a pipeline.
+    """Passes the outputs and gradients of one batch between the stages of a pipeline.
 
     Args:
         group: The ranks of the pipeline.
-        schedule: Tells the rank of each stage.
-        boundaries: Shapes and dtypes of a microbatch between a stage and the next one.
+        schedule: The schedule, which says on which rank each stage is.
+        boundaries: Shape and dtype of a microbatch's output; item n is that between the stages n and n + 1.
         stream: Stream of the messages.
     """
 
@@ -39,18 +39,28 @@ class StagePassing:
         self, group: Group, schedule: PipelineSchedule, boundaries: Sequence[Boundary], stream: str | Stream
     ) -> None:
         self._group, self._schedule, self._boundaries, self._stream = group, schedule, boundaries, stream
-        self._local_values: dict[tuple[ActionKind, int, int], object] = {}  # values between two stages of this rank
+        # Values between two stages of this rank, by kind, stage that needs the value, and microbatch.
+        self._local_values: dict[tuple[ActionKind, int, int], object] = {}
 
     def stays(self, stage: int) -> bool:
-        """Whether a stage is on this rank."""
+        """Whether a stage is on this rank, so that values for it stay here; False for a stage that does not exist."""
         return 0 <= stage < self._schedule.stages and self._schedule.owners[stage] == self._group.rank
 
     def receive(self, kind: ActionKind, stage: int, microbatch: int) -> object:
-        """Return the input of an action: a future of another rank's message, or the value that stayed on this rank."""
+        """Return the input of an action: the future of a receive, or a value that was stored on this rank.
+
+        A stored value is removed.
+
+        Args:
+            kind: Forward or backward.
+            stage: Stage of the action.
+            microbatch: Microbatch of the action.
+        """
         if (kind, stage, microbatch) in self._local_values:
             return self._local_values.pop((kind, stage, microbatch))
         source = _source_stage(kind, stage)
         return self._group.recv(
+            # Boundary n lies between the stages n and n + 1, whichever of the two the value goes to.
             cast("Like", self._boundaries[min(source, stage)]),
             self._schedule.owners[source],
             self._message_tag(kind, stage, microbatch),
@@ -60,13 +70,13 @@ class StagePassing:
         )
 
     def deliver(self, kind: ActionKind, stage: int, microbatch: int, value: object) -> None:
-        """Hand an output over to the stage that needs it: send it to the rank of that stage, or store it here.
+        """Pass a value to the stage that needs it: send it to the rank of that stage, or store it here.
 
-        Outside of the pipeline, no stage needs it, and it is dropped.
+        A value for a stage before the first or after the last is dropped.
 
         Args:
-            kind: Forward, or backward.
-            stage: Where it is needed.
+            kind: Forward or backward.
+            stage: Stage that needs the value.
             microbatch: Microbatch of the action.
             value: An array or a tree of arrays, or a future of either.
         """
@@ -83,9 +93,18 @@ class StagePassing:
             )
 
     def _check_boundary(self, kind: ActionKind, stage: int, value: object) -> object:
-        """Return a future that fails unless its array has the boundary's shape and dtype; trees are not checked."""
+        """Return a future of the same array that fails unless the array has the boundary's shape and dtype.
+
+        Trees, and values that are not futures, are returned without a check.
+
+        Args:
+            kind: Forward or backward.
+            stage: Stage that needs the value.
+            value: An array or a tree of arrays, or a future of either.
+        """
         source = _source_stage(kind, stage)
         like = self._boundaries[min(source, stage)]
+        # (shape, dtype) describes one array. A tuple whose last item is a dict, list or tuple describes a tree.
         if not isinstance(value, Future) or not isinstance(like, tuple) or isinstance(like[-1], (dict, list, tuple)):
             return value
         shape, dtype = cast("tuple[int | Sequence[int], Any]", like)
@@ -93,7 +112,10 @@ class StagePassing:
         return Checked(value, partial(check_passed, kind is ActionKind.FORWARD, source, sizes, np.dtype(dtype)))
 
     def _message_tag(self, kind: ActionKind, stage: int, microbatch: int) -> int:
-        """Return a tag that is unique in a batch: messages between two ranks may arrive in another order."""
+        """Return a tag that no other message of the batch has: two ranks may issue their messages in different orders.
+
+        Arguments: see `receive`.
+        """
         return (microbatch * self._schedule.stages + stage) * 2 + (kind is ActionKind.BACKWARD)
 
 

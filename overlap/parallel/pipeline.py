@@ -1,4 +1,4 @@
-"""Pipeline parallel: each rank has some of the model's layers, and runs a schedule over microbatches."""
+"""Pipeline parallelism: each rank has some of the model's layers, and runs a schedule over microbatches."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..runtime.stream import Stream
-from .layers import Cost, Half, Layer, first_half, issue_forward, second_half, splits
+from .layers import Cost, Half, Layer, issue_first_half, issue_forward, splits
 from .memory_work import MemoryWork, users_frame
 from .models import TrainableModel
 from .passing import StagePassing
 from .returned import check_loss
 from .schedules import Action, ActionKind
 from .settings import check_count, resolve_group
-from .tree import Path, RunningSum, has_no_data, last_future, leaves, pick, rebuild
+from .tree import Path, RunningSum, has_no_data, last_future, paths_by_name, pick, rebuild
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,11 +34,11 @@ Batch: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]] | Sequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
-    """A batch with an issued schedule; its last actions may not have run yet."""
+    """The results of a batch whose schedule has been issued; its last actions may not have run yet."""
 
-    # On the rank with the last stage, the future of each microbatch's loss; empty elsewhere.
+    # On the rank with the last stage, the future of each microbatch's loss; empty on other ranks.
     losses: Sequence[Future[object]]
-    # Mean gradients over the batch by stage of this rank: a tree like its weights, or a future of one.
+    # For each stage of this rank, the mean gradients over the batch: a tree like its weights, or a future of one.
     gradients: Mapping[int, object]
     group: Group  # The ranks of the pipeline
     last: int  # The rank of the group that has the last stage
@@ -53,39 +53,41 @@ class Passed:
 
 
 class Pipeline:
-    """Stages of a model on the ranks of a group, run by a schedule.
+    """The stages of a model on the ranks of a group, run by a schedule.
 
-    Every rank issues its actions in the order of the schedule, and stays `ahead` actions ahead of its computes: so the
-    input of an action travels while earlier actions compute, and a rank holds at most `ahead` activations more than the
-    schedule says. Nothing waits at the end of a batch: the next one is issued behind it.
+    Every rank issues its actions (such as the forward of one microbatch at one stage) in the order of the schedule, up
+    to `ahead` actions before their computes have run. So the input of an action travels while earlier actions compute,
+    and a rank holds at most `ahead` activations more than the schedule says. Nothing waits at the end of a batch: the
+    next batch is issued at once.
 
-    Gradients are added up over the microbatches in the order of the schedule. The gradients of a stage are complete,
-    and handed to the `model`, with its last backward, while earlier stages still compute.
+    Gradients are added up over the microbatches in the order of the schedule. After the last backward of a stage its
+    gradients are complete, and are handed to the `model` at once, while other stages still compute.
 
     Args:
         rank: This rank.
-        schedule: For as many ranks as the group has; see `schedules.make`.
-        layers: The layers of this rank by stage: `schedule.stages_of(group.rank)` says which. Each is one layer,
-            which may be a `Sequential` of others.
-        params: Their weights by stage: trees of arrays.
-        loss: From the last stage's output and the microbatch's target to the gradient of that output, and the loss:
-            means over the microbatch. It runs on the compute stream, behind the last forward. Or an object that
-            issues it, such as `VocabularyLoss`.
-        boundary: Shape and dtype of one microbatch between stages, or a dict or tuple of such pairs if a tree of
-            arrays passes; a list of as many as lie between stages, if they differ.
-        group: The ranks of the pipeline, such as `mesh["pp"]`; by default all.
-        model: Keeps the weights, by the names "stage.name" that a dict of `params` gives them, and takes their
-            gradients. By default they stay as they are, and `run` returns the gradients.
+        schedule: A schedule for as many ranks as the group has; see `schedules.make`.
+        layers: The layer of each stage of this rank, see `schedule.stages_of(group.rank)`. A layer may be a
+            `Sequential` of others.
+        params: The weights of each stage of this rank: trees of arrays.
+        loss: Function of the output of the last stage and the target of the microbatch. It returns the gradient of the
+            output, and the loss, both as means over the microbatch, and runs on the compute stream after the last
+            forward. Or an object that issues such a function itself, such as `VocabularyLoss`.
+        boundary: Shape and dtype of the array that passes between stages for one microbatch; if a tree of arrays
+            passes, a dict or tuple of such pairs. If the boundaries differ, a list: item n is that between the stages n
+            and n + 1.
+        group: The ranks of the pipeline, such as `mesh["pp"]`; None: all.
+        model: Has the weights, under names such as "0.w" (stage 0, weight "w" of its `params`), and takes their
+            gradients. None: the weights stay as they are, and `run` returns the gradients.
         loss_cost: The cost of the loss on the virtual clock.
-        ahead: How many actions are issued before earlier ones have been computed.
+        ahead: Number of actions that may be under way when the next one is issued.
 
     Raises:
-        UsageError: If the schedule is for another number of ranks, or splits a backward that a layer has in one
-            piece; if layers or weights are missing for a stage of this rank; if a number is invalid.
+        UsageError: The schedule is for another number of ranks, or splits a backward that a layer has in one piece;
+            layers or weights are missing for a stage of this rank; or a number is invalid.
 
     Attributes:
         schedule: The order of actions.
-        params: The weights by stage; without a `model`, put new ones there.
+        params: The weights by stage. Without a `model`, assign new weights there after each batch.
     """
 
     rank: Rank
@@ -114,13 +116,17 @@ class Pipeline:
         ahead: int = 2,
     ) -> None:
         self.rank, self.group, self.schedule = rank, resolve_group(rank, group), schedule
-        self._check_schedule()
+        if schedule.ranks != self.group.size:
+            raise UsageError(
+                f"schedule: {schedule.name} is for {schedule.ranks} ranks, "
+                f"group '{self.group.name}' has {self.group.size}; make one for as many"
+            )
         self._check_stages("layers", layers)
         self._check_stages("params", params)
         self._check_halves(layers)
         check_count("ahead", ahead, least=0)
         self.layers, self.params, self.model = dict(layers), dict(params), model
-        self.names: dict[int, dict[str, Path]] = {stage: leaves(each) for stage, each in params.items()}
+        self.names: dict[int, dict[str, Path]] = {stage: paths_by_name(each) for stage, each in params.items()}
         self.loss, self.loss_cost = loss, dict(loss_cost or {})
         self.boundaries: list[Boundary] = self._boundary_list(boundary)
         self.stream, self.work = rank.stream("pipeline"), MemoryWork(rank)
@@ -128,20 +134,24 @@ class Pipeline:
         self._under_way: deque[Future[object]] = deque()
 
     async def run(self, x: Batch = None, target: Batch = None) -> Passed:
-        """Issue the schedule for one batch; returns when all but the last actions have been computed.
+        """Issue the schedule for one batch; return when at most `ahead` + 1 actions are still under way.
 
         Args:
-            x: On the rank with the first stage, the batch, cut along axis 0 into equal microbatches, or a list of them;
-                ignored elsewhere.
-            target: On the rank with the last stage, the targets of the loss, cut likewise; ignored elsewhere.
+            x: On the rank with the first stage, the batch, which is cut along axis 0 into equal microbatches, or a list
+                of microbatches; ignored on other ranks.
+            target: On the rank with the last stage, the targets of the loss, cut likewise; ignored on other ranks.
+
+        Returns:
+            The losses and gradients of the batch, as futures.
 
         Raises:
-            UsageError: If a batch is missing where it is needed, or does not divide into microbatches.
+            UsageError: A batch is missing where it is needed, or does not divide into microbatches.
         """
         passing = BatchPass(self, self._split_batch("x", x, 0), self._split_batch("target", target, -1))
         for action in self.schedule.rows[self.group.rank]:
             while len(self._under_way) > self._ahead:
                 await self._under_way.popleft()
+            # None if the action left no future, because its results exist already.
             issued = last_future(await passing.issue(action))
             if issued is not None:
                 self._under_way.append(issued)
@@ -153,21 +163,33 @@ class Pipeline:
         )
 
     def _split_batch(self, argument: str, batch: Batch, stage: int) -> Sequence[object]:
-        """Return the microbatches of a batch on the rank of a stage, 0 or -1; none on other ranks."""
+        """Return the microbatches of a batch on the rank of a stage; none on other ranks.
+
+        Args:
+            argument: Name of the batch, for errors.
+            batch: The batch, or a list of microbatches.
+            stage: The stage that takes it: 0 for the first, -1 for the last.
+
+        Raises:
+            UsageError: The batch is missing on the rank of the stage, or does not divide into microbatches.
+        """
         if self.schedule.owners[stage] != self.group.rank:
             return ()
         count = self.schedule.microbatches
         if batch is None:
+            # The stage is 0 or -1.
             which = "last" if stage else "first"
             raise UsageError(
                 f"{argument}: rank {self.group.rank} of group '{self.group.name}' has the {which} stage; got None; "
                 "pass the batch there"
             )
         if isinstance(batch, np.ndarray):
-            if not batch.ndim or len(batch) % count:
+            if not batch.ndim:
+                raise UsageError(f"{argument}: expected an array to cut into {count} microbatches, got a single number")
+            if len(batch) % count:
                 raise UsageError(
-                    f"{argument}: shape {batch.shape} does not divide into {count} microbatches; "
-                    "pad it, or choose another number"
+                    f"{argument}: the first dimension of shape {batch.shape} is no multiple of {count} microbatches; "
+                    f"pad it to {count * -(-len(batch) // count)}, or choose a number of them that divides it"
                 )
             return [batch[i * len(batch) // count : (i + 1) * len(batch) // count] for i in range(count)]
         if len(batch) != count:
@@ -178,15 +200,16 @@ class Pipeline:
 
     # -- checks ------------------------------------------------------------------------------------------------
 
-    def _check_schedule(self) -> None:
-        if self.schedule.ranks != self.group.size:
-            raise UsageError(
-                f"schedule: {self.schedule.name} is for {self.schedule.ranks} ranks, "
-                f"group '{self.group.name}' has {self.group.size}; make one for as many"
-            )
-
     def _check_stages(self, argument: str, given: Mapping[int, object]) -> None:
-        """Refuse layers or weights of other stages than the schedule has on this rank."""
+        """Refuse layers or weights of other stages than the schedule has on this rank.
+
+        Args:
+            argument: Name of the argument, for the error.
+            given: Value of the argument: layers or weights by stage.
+
+        Raises:
+            UsageError: A stage of this rank is missing, or a stage belongs to another rank.
+        """
         mine = self.schedule.stages_of(self.group.rank)
         if set(given) != set(mine):
             got = ", ".join(map(str, given)) or "none"
@@ -205,7 +228,11 @@ class Pipeline:
             )
 
     def _boundary_list(self, boundary: Boundary | Sequence[Boundary]) -> list[Boundary]:
-        """Return the boundaries between neighbouring stages; a single one holds for all."""
+        """Return the boundary between the stages n and n + 1 for each n; a single boundary is repeated.
+
+        Raises:
+            UsageError: A list has another length.
+        """
         between = self.schedule.stages - 1
         if isinstance(boundary, list):
             if len(boundary) != between:
@@ -219,20 +246,25 @@ class IssuedLoss(Protocol):
     """A loss that issues its computes and collectives, such as `VocabularyLoss`."""
 
     def issue(self, scores: object, target: object) -> Future[object]:
-        """Issue the gradient and the loss; return a future of both."""
+        """Issue the loss of one microbatch; return a future of the pair (gradient of the output, loss).
+
+        Args:
+            scores: Output of the last stage, or a future of it.
+            target: Target of the microbatch.
+        """
 
 
 class BatchPass:
-    """A batch that is being issued.
+    """The state of a batch whose actions are being issued, on one rank.
 
     Args:
         pipeline: Pipeline of the batch.
-        xs: Microbatches, where the first stage is.
-        targets: Targets of the loss, where the last stage is.
+        xs: The microbatches on the rank with the first stage; empty on other ranks.
+        targets: Targets of the loss on the rank with the last stage; empty on other ranks.
 
     Attributes:
-        losses: Losses of the microbatches that have passed the last stage here.
-        gradients: Gradients of the stages whose last backward has been issued.
+        losses: Futures of the losses of microbatches, on the rank with the last stage, as far as they have been issued.
+        gradients: By stage, the gradients of stages whose last backward has been issued.
     """
 
     def __init__(self, pipeline: Pipeline, xs: Sequence[object], targets: Sequence[object]) -> None:
@@ -240,56 +272,69 @@ class BatchPass:
         self.gradients: dict[int, object] = {}
         self._pipeline, self._schedule = pipeline, pipeline.schedule
         self._xs, self._targets = xs, targets
-        self._weights: dict[int, object] = {}
-        self._sums: dict[int, RunningSum] = {}
-        self._kept: dict[tuple[int, int], object] = {}  # of microbatches between their F and their B or I, by stage
-        self._halves: dict[tuple[int, int], Half] = {}  # and between I and W
+        self._weights: dict[int, object] = {}  # by stage
+        self._sums: dict[int, RunningSum] = {}  # gradients so far, by stage
+        # By stage and microbatch: the values for backward, between F and B or I; the second half, between I and W.
+        self._kept: dict[tuple[int, int], object] = {}
+        self._halves: dict[tuple[int, int], Half] = {}
         self._passing = StagePassing(pipeline.group, pipeline.schedule, pipeline.boundaries, pipeline.stream)
 
     async def issue(self, action: Action) -> object:
-        """Issue one action; return a tree with the future of the last compute. Waits only where a layer does."""
+        """Issue one action; return a result or tree whose last future, if any, ends with the action.
+
+        Waits only where a layer does.
+        """
         stage, kind, i = action
         if kind is ActionKind.FORWARD:
             return await self._issue_forward(stage, i)
         if kind is ActionKind.WEIGHT_GRADIENT:
-            return self._add_gradients(
-                stage, second_half(self._layer(stage), self._weights[stage], self._halves.pop((stage, i)))
-            )
+            return self._add_gradients(stage, self._halves.pop((stage, i))(self._weights[stage]))
+        # B and I both need the gradient of the output, and the values that forward left.
         dy, kept = self._passing.receive(ActionKind.BACKWARD, stage, i), self._kept.pop((stage, i))
         if kind is ActionKind.BACKWARD:
             dx, dw = self._layer(stage).backward(self._weights[stage], kept, dy)
             self._passing.deliver(ActionKind.BACKWARD, stage - 1, i, dx)
             return self._add_gradients(stage, dw)
-        dx, self._halves[stage, i] = first_half(self._layer(stage), self._weights[stage], kept, dy)
-        self._passing.deliver(
-            ActionKind.BACKWARD, stage - 1, i, self._detach_gradient(dx) if self._passing.stays(stage - 1) else dx
-        )
+        dx, self._halves[stage, i] = issue_first_half(self._layer(stage), self._weights[stage], kept, dy)
+        passed = dx
+        if isinstance(dx, Future) and self._passing.stays(stage - 1):
+            # A future of the gradient alone: `dx` would keep all results of its compute in memory.
+            passed = self._pipeline.work.compute(lambda gradient: gradient, dx, name="turn", role="program")
+        self._passing.deliver(ActionKind.BACKWARD, stage - 1, i, passed)
         return dx
 
     async def _issue_forward(self, stage: int, i: int) -> object:
-        """Issue the forward of a microbatch at a stage, and deliver its output; the last stage starts backward."""
+        """Issue the forward of microbatch `i` at a stage, and deliver the output to the next stage.
+
+        The last stage issues the loss instead, and delivers the loss's gradient to itself, where backward needs it.
+
+        Returns:
+            The output, or at the last stage a future of (gradient, loss).
+        """
         if stage not in self._weights:
             self._weights[stage] = self._newest_weights(stage)
         x = self._passing.receive(ActionKind.FORWARD, stage, i) if stage else self._xs[i]
         y, self._kept[stage, i] = await issue_forward(self._layer(stage), self._weights[stage], x)
         if stage == self._schedule.stages - 1:
-            return self._start_backward(stage, i, y)
+            gradient_and_loss = self._issue_loss(y, self._targets[i])
+            self._passing.deliver(ActionKind.BACKWARD, stage, i, gradient_and_loss[0])
+            self.losses.append(gradient_and_loss[1])
+            return gradient_and_loss
         self._passing.deliver(ActionKind.FORWARD, stage + 1, i, y)
         return y
 
-    def _start_backward(self, stage: int, i: int, y: object) -> object:
-        """Issue the loss of a microbatch, and deliver its gradient to the last stage."""
-        both = self._issue_loss(y, self._targets[i])
-        self._passing.deliver(ActionKind.BACKWARD, stage, i, both[0])
-        self.losses.append(both[1])
-        return both
-
     def _issue_loss(self, y: object, target: object) -> Future[Any]:
-        """Issue the loss function; return a future of the scaled gradient of the output, and the loss."""
+        """Issue the loss of a microbatch; return a future of the pair (scaled gradient of the output, loss).
+
+        Args:
+            y: Output of the last stage, or a future of it.
+            target: Target of the microbatch.
+        """
         pipeline, loss = self._pipeline, self._pipeline.loss
         if isinstance(loss, IssuedLoss):
             return pipeline.work.compute(self._scale_loss_gradient, loss.issue(y, target), name="loss", role="program")
         return pipeline.rank.compute(
+            # The arguments of the lambda are the results of the futures with these names.
             lambda y, target: self._check_and_scale_loss(loss, y, loss(y, target)),
             y,
             target,
@@ -299,14 +344,15 @@ class BatchPass:
         )
 
     def _check_and_scale_loss(self, loss: Callable[..., object], y: object, results: object) -> tuple[object, object]:
+        """Check that `results` are the gradient of `y` and the loss; return the scaled gradient, and the loss."""
         check_loss(loss, y, results)
         return self._scale_loss_gradient(cast("tuple[object, object]", results))
 
     def _scale_loss_gradient(self, results: tuple[object, object]) -> tuple[object, object]:
-        """Return the gradient divided by the number of microbatches, so that these are only added up, and the loss."""
+        """Return (gradient / number of microbatches, loss): the sum over microbatches is then the mean gradient."""
         dy, loss = results
         return rebuild(
-            dy, {name: self._divide_by_microbatches(pick(dy, path)) for name, path in leaves(dy).items()}
+            dy, {name: self._divide_by_microbatches(pick(dy, path)) for name, path in paths_by_name(dy).items()}
         ), loss
 
     def _divide_by_microbatches(self, dy: object) -> object:
@@ -320,7 +366,7 @@ class BatchPass:
     # -- weights and their gradients -----------------------------------------------------------------------------
 
     def _newest_weights(self, stage: int) -> object:
-        """Return a stage's newest weights, as a tree: of the model if there is one, else `params`."""
+        """Return a stage's newest weights, as a tree: the model's if there is a model, else those in `params`."""
         pipeline = self._pipeline
         like, model = pipeline.params[stage], pipeline.model
         if model is None:
@@ -328,7 +374,15 @@ class BatchPass:
         return rebuild(like, {name: model[_parameter_name(stage, name)] for name in pipeline.names[stage]})
 
     def _add_gradients(self, stage: int, dw: object) -> object:
-        """Add to the gradients of a stage and return the sum; after the last microbatch, hand it over to the model."""
+        """Add a microbatch's gradients to a stage's sum; after the last microbatch, hand the sum over to the model.
+
+        Args:
+            stage: The stage.
+            dw: Gradients of one microbatch, a tree like the weights, or a future of one.
+
+        Returns:
+            The sum so far, or a future of it.
+        """
         pipeline = self._pipeline
         if stage not in self._sums:
             self._sums[stage] = RunningSum(pipeline.work, pipeline.params[stage])
@@ -340,19 +394,7 @@ class BatchPass:
                     pipeline.model.reduce(_parameter_name(stage, name), pick(summed, path))
         return summed
 
-    def _detach_gradient(self, dx: object) -> object:
-        """Return a future of a gradient alone, so that the other results of its compute are freed."""
-        return (
-            self._pipeline.work.compute(_return_argument, dx, name="turn", role="program")
-            if isinstance(dx, Future)
-            else dx
-        )
-
 
 def _parameter_name(stage: int, name: str) -> str:
+    """Return the model's name of a stage's weight, such as "0.w"; "0" if the weights are a single array, named ""."""
     return f"{stage}.{name}" if name else str(stage)
-
-
-def _return_argument(value: object) -> object:
-    """Return the argument, for a compute that only copies a future."""
-    return value

@@ -1,4 +1,4 @@
-"""Checks of the results of the program's functions: losses, layers, and gradients, before they are taken apart."""
+"""Checks of what the program's functions return: layers, losses and gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN = 4  # items of a tree in a message
 
 
 def describe(value: object) -> str:
-    """Return a value as messages tell it, such as "float32 (10, 64)" or "{'w': float32 (4,)}".
+    """Return a short description of a value for messages, such as "float32 (10, 64)" or "{'w': float32 (4,)}".
 
     >>> describe((1.5, np.zeros((2, 3), np.float32)))
     '(float, float32 (2, 3))'
@@ -35,18 +35,19 @@ def _join_items(items: list[str]) -> str:
     return ", ".join([*items[:_SHOWN], *["..."] * (len(items) > _SHOWN)])
 
 
-def name_and_line(function: Callable[..., object]) -> str:
-    """Return the name of a function and the line of its definition, such as "loss_fn (train.py:12)"."""
-    return f"{getattr(function, '__name__', type(function).__name__)}{defined_at(function)}"
-
-
 def is_pair(value: object) -> bool:
     """Whether a value is a tuple, or a list, of two."""
     return isinstance(value, (tuple, list)) and len(value) == 2
 
 
 def check_pair(argument: str, function: Callable[..., object], expected: str, value: object) -> None:
-    """Refuse a result that is no tuple of two.
+    """Refuse a result of a program's function that is no tuple or list of two.
+
+    Args:
+        argument: Name of the argument as which the program passed the function.
+        function: The program's function.
+        expected: Description of the expected result, for the error.
+        value: The function's result.
 
     Raises:
         UsageError: Naming the function.
@@ -56,7 +57,16 @@ def check_pair(argument: str, function: Callable[..., object], expected: str, va
 
 
 def check_passed(forward: bool, stage: int, shape: tuple[int, ...], dtype: np.dtype[np.generic], value: object) -> None:
-    """Refuse an output or gradient that has not the shape and dtype of the boundary between stages.
+    """Refuse an output or gradient whose shape or dtype is not that of the boundary between stages.
+
+    Dicts and tuples are refused, too. Values of other types pass.
+
+    Args:
+        forward: Whether the value is an output; else it is a gradient.
+        stage: Stage that has made the value.
+        shape: Shape of the boundary.
+        dtype: Dtype of the boundary.
+        value: The output or gradient.
 
     Raises:
         UsageError: Naming the stage.
@@ -74,6 +84,13 @@ def check_passed(forward: bool, stage: int, shape: tuple[int, ...], dtype: np.dt
 def check_loss(loss: Callable[..., object], y: object, value: object) -> None:
     """Refuse a result of a loss function that is not the gradient of the output `y`, and the loss.
 
+    If the output or the gradient is a tree, shapes are not compared.
+
+    Args:
+        loss: The program's function.
+        y: The output that was passed to the function.
+        value: The function's result.
+
     Raises:
         UsageError: Naming the function.
     """
@@ -89,5 +106,15 @@ def check_loss(loss: Callable[..., object], y: object, value: object) -> None:
 
 
 def unexpected_result(argument: str, function: Callable[..., object], expected: str, value: object) -> UsageError:
-    """Return the error for a function whose result is of another form than expected."""
-    return UsageError(f"{argument}: {name_and_line(function)} returned {describe(value)}; expected {expected}")
+    """Return the error for a function whose result is of another form than expected.
+
+    The error names the function and the line of its definition, such as "loss_fn (train.py:12)".
+
+    Args:
+        argument: Name of the argument as which the program passed the function.
+        function: The program's function.
+        expected: Description of the expected result.
+        value: The function's result.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    return UsageError(f"{argument}: {name}{defined_at(function)} returned {describe(value)}; expected {expected}")

@@ -1,4 +1,4 @@
-"""Arguments of models that average gradients, checked."""
+"""The arguments that models with averaged gradients share, and checks of arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Unused: TypeAlias = Literal["error", "zeros"]
 Batch: TypeAlias = Literal["rank", "global"]
 
 IN_FLIGHT = 64
-"""Buckets on the wire at once. They are reduced in place, so more of them take no more memory."""
+"""Default number of buckets on the wire at once. Buckets are reduced in place, so this costs no memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Settings:
     """The arguments that `DataParallel` and `Sharded` share; their docstrings explain them.
 
     Raises:
-        UsageError: If one of them is invalid, naming it.
+        UsageError: Naming the argument that is invalid.
     """
 
     bucket_bytes: int | None
@@ -38,7 +38,7 @@ class Settings:
     uneven: bool
     in_flight: int
     ahead: int
-    batch: Batch = "rank"
+    batch: Batch
 
     def __post_init__(self) -> None:
         _check_choice("unused", self.unused, ("error", "zeros"))
@@ -52,10 +52,6 @@ class Settings:
         if self.exact and self.hook is not None:
             raise UsageError("exact: a hook makes the mean in a way of its own; leave out one of the two")
         _check_hook(self.hook)
-        self._check_clipping()
-
-    def _check_clipping(self) -> None:
-        """Refuse a limit that is not positive, and options of the norm without a limit."""
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise UsageError(f"clip_norm: expected a number above 0, got {self.clip_norm!r}")
         if self.clip_norm is None and (self.clip_group is not None or self.clip_copies):
@@ -66,26 +62,28 @@ class Settings:
 
 
 def _check_choice(argument: str, value: str, choices: tuple[str, ...]) -> None:
+    """Refuse a value that is none of the choices; the `UsageError` names the argument."""
     if value not in choices:
         raise UsageError(f"{argument}: expected {' or '.join(map(repr, choices))}, got {value!r}")
 
 
 def _check_hook(hook: object) -> None:
-    """Refuse a hook that is no function of a bucket, such as a function that makes a hook."""
+    """Refuse a hook that is no function of a bucket, such as `bfloat16` in the place of `bfloat16()`; None passes."""
     if hook is None:
         return
     name = getattr(hook, "__name__", type(hook).__name__)
     if not callable(hook):
         raise UsageError(f"hook: expected an async function of a bucket, got {name}")
+    # A hook has an argument, the bucket. A function that can be called without arguments must be one that makes hooks.
     if isfunction(hook) and all(each.default is not each.empty for each in signature(hook).parameters.values()):
         raise UsageError(f"hook: {name} makes a hook, and is none; write hook={name}()")
 
 
 def resolve_group(rank: Rank, group: Group | None) -> Group:
-    """Return the given group; if it is None, the group of all ranks.
+    """Return `group`, or the group of all ranks if it is None.
 
     Raises:
-        UsageError: If it is no group, or the rank is none.
+        UsageError: `group` is no group, or `rank` is no rank.
     """
     check_is_rank(rank)
     if group is not None and not isinstance(group, Group):
@@ -94,17 +92,22 @@ def resolve_group(rank: Rank, group: Group | None) -> Group:
 
 
 def check_is_rank(rank: object) -> None:
-    """Refuse anything but a rank where a program has to pass its own.
+    """Refuse an argument `rank` that is no rank.
 
     Raises:
-        UsageError: If it is none.
+        UsageError: With the type of the value.
     """
     if not isinstance(rank, Rank):
         raise UsageError(f"rank: expected the rank that main() is given, got one of type {type(rank).__name__}")
 
 
 def check_count(argument: str, value: object, *, least: int = 1) -> None:
-    """Refuse a value that is no whole number from `least`.
+    """Refuse a value that is no integer, or less than `least`.
+
+    Args:
+        argument: Name of the argument, for the error.
+        value: The value; a bool is no number.
+        least: The smallest number that is allowed.
 
     Raises:
         UsageError: Naming the argument.

@@ -1,4 +1,4 @@
-"""ZeRO: data parallel ranks that share out optimizer state (stage 1), gradients (2) and parameters (3)."""
+"""ZeRO: data parallel ranks that divide optimizer state (stage 1), also gradients (2), also parameters (3)."""
 
 from __future__ import annotations
 
@@ -31,66 +31,71 @@ if TYPE_CHECKING:
 
 
 class Sharded(Bucketed[ScatteredBucket, Params]):
-    """A model that a group of ranks shares out; it is used as `DataParallel` is.
+    """A model whose state is divided among the ranks of a group. It has the methods of `DataParallel`.
 
     ======  =====================================  =========================================================
-    stage   a rank keeps 1/N of                    travels in a step, as part of the parameters' bytes
+    stage   a rank keeps 1/N of                    bytes sent in a step, relative to those of the parameters
     ======  =====================================  =========================================================
     1       optimizer state                        gradients scattered, parameters gathered: 2 (N-1)/N
     2       and gradients                          the same
     3       and parameters                         gathered twice, for forward and for backward: 3 (N-1)/N
     ======  =====================================  =========================================================
 
+    N is the number of ranks::
+
         model = Sharded(rank, params, optimizer=Adam(lr=1e-3), stage=2)
         model.reduce("w", rank.compute(backward, model["w"], x))
         await model.step()
 
-    Gradients are scattered while backward goes on, each part is updated beside it, and parameters are gathered under
-    the computes before those that need them. All stages make the same numbers as `DataParallel`, bit by bit wherever
-    the scatter adds in the order in which its all-reduce does: as in one process, and on the virtual clock.
+    Gradients are scattered and parts of the weights are updated while backward goes on. Parameters are gathered while
+    earlier computes run. All stages compute the same numbers as `DataParallel`. The numbers are equal bit by bit
+    wherever the scatter adds in the order of the all-reduce: in one process, and on the virtual clock.
 
-    `model[name]` is a future of the newest weight; asking for it raises a `UsageError` once its gradient has been
+    `model[name]` is a future of the newest weight. It raises a `UsageError` once the gradient of this weight has been
     handed over in this step. The arrays are read-only. In stages 1 and 2 they change with the update after the next
-    `step`; in stage 3 their memory is free once nobody has them.
+    `step`. In stage 3 the memory of an array is free once the program holds no reference to the array.
 
     Args:
         rank: This rank.
         params: A dict, list or tuple of arrays, nested as you like; the same names, shapes and dtypes on all ranks.
-            The root's values count. They are copied: drop them to save their memory.
-        optimizer: Changes the weights; it is given parts of buckets.
-        stage: Of ZeRO: 1, 2 or 3.
-        group: Ranks to share with; by default all.
-        bucket_bytes: When a bucket is full; in stage 3 buckets are gathered whole, so about as large as a layer is
-            best. By default as in `DataParallel`.
-        depth: In stage 3, how many buckets ahead of their use parameters are gathered.
-        shared: In stage 3, ranks of one host have gathered parameters together, once: see `Calls` of a group.
+            The values of the group's first rank count. The model copies the arrays: drop yours to save memory.
+        optimizer: Updates the weights, each call with a part of a bucket.
+        stage: Stage of ZeRO: 1, 2 or 3.
+        group: The ranks that divide the model; None: all.
+        bucket_bytes: Size from which on a bucket is full; None: as in `DataParallel`. In stage 3 whole buckets are
+            gathered, so the size of a layer is best.
+        depth: In stage 3, the number of buckets that are gathered ahead of their use.
+        shared: In stage 3, whether the ranks of one host have one common copy of gathered parameters.
         hook: Takes the place of reduce_scatter; see `GradientBucket`.
-        exact: Add up every gradient in the order of ranks: the same bits as `DataParallel(..., exact=True)` on any
-            wires.
-        clip_norm: Limit of the norm of all mean gradients together. Then no weight is updated before the last
-            gradient has come. The norm is added up from parts, so its last digits may differ from those of
-            `DataParallel`.
-        clip_group: Ranks that have other parts of the model, such as `mesh["pp", "tp"]`: the norm is the norm of
-            all parts.
-        clip_copies: How many ranks of that group have the same values of a parameter, by name: they count once.
-        unused: Whether a parameter without a gradient on this rank is an "error", or counts as "zeros". Then each
-            ``with no_sync()`` is one micro-batch.
-        rebuild_buckets: Whether buckets travel, after the first step, in the order in which it filled them. They
-            keep their contents, which ranks have shared out.
-        uneven: Whether some ranks may have fewer steps than others: `finish` then takes part in the others' steps,
-            and the mean is over the ranks that still have samples. In stage 3 each rank must make one.
-        in_flight: In stages 2 and 3, how many buckets of gradients may be on the wire at once: each takes memory.
-        ahead: How many steps the program may be ahead of its updates where it does `await model.step()`.
-        batch: Whether the batch of each "rank" is constant when ranks are lost, or the "global" one; see `share`.
+        exact: Whether every gradient is added up in the order of ranks: the bits are then the same as with
+            `DataParallel(..., exact=True)`, on any transport.
+        clip_norm: Limit of the norm of all mean gradients together; None: no limit. With a limit, no weight is updated
+            before the last gradient has come. The norm is added up from parts, so its last digits may differ from
+            those of `DataParallel`.
+        clip_group: This rank and the ranks that have the other parts of the model, such as `mesh["pp", "tp"]`: the norm
+            is that of all parts together.
+        clip_copies: For parameters that several ranks of `clip_group` have with the same values, the number of these
+            ranks, by name: such a parameter counts once in the norm.
+        unused: Whether a parameter without a gradient on this rank is an "error", or counts as "zeros". With "zeros",
+            each ``with no_sync()`` must be exactly one micro-batch.
+        rebuild_buckets: Whether later steps send the buckets in the order in which the first step filled them. The
+            contents of buckets stay, because ranks have divided them.
+        uneven: Whether some ranks may have fewer steps than others. Then `finish` takes part in the others' steps, and
+            the mean is over the ranks that still have samples. In stage 3 each rank must make at least one step.
+        in_flight: In stages 2 and 3, the number of buckets of gradients that may be on the wire at once. Each of them
+            takes memory.
+        ahead: Number of steps that the program may be ahead of the updates, if it awaits `model.step()`.
+        batch: Which number of samples stays the same when ranks are lost: "rank", that of each rank; "global", that of
+            all ranks together. See `share`.
 
     Raises:
-        UsageError: If an argument is invalid. At the first weight that is needed, if `params` differ.
+        UsageError: An argument is invalid; or, at the first use of a weight, `params` differ between ranks.
 
     Attributes:
-        rank: The rank that it runs on.
-        group: The ranks whose gradients it averages.
-        stage: Of ZeRO: 1, 2 or 3.
-        steps: How many `step` calls there have been.
+        rank: The rank that the model runs on.
+        group: The ranks whose gradients are averaged.
+        stage: Stage of ZeRO: 1, 2 or 3.
+        steps: Number of `step` calls so far.
     """
 
     stage: Stage
@@ -132,29 +137,44 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
         check_optimizer(optimizer)
         super().__init__(rank, params, group, settings)
         self.stage, self._optimizer, leaves = stage, optimizer, flatten(params)
-        self._shared = shared
         plans = plan_by_size(self._leaves, reversed(leaves), bucket_bytes)
-        self._set_buckets([self._make_bucket(plan) for plan in plans])
-        flats = [_concatenate_weights(rank, plan, leaves) for plan in plans]
-        self._issue_first_weights(flats)
+        # A bucket with a weight that forward needs early is urgent: its priority is the lowest index of its weights.
+        depths = {name: depth for depth, name in enumerate(leaves)}
+        priorities = [min(depths[name] for name in plan.names) for plan in plans]
+        self._set_buckets(
+            [
+                ScatteredBucket(self._context, plan, priority=priority, stage=stage, optimizer=optimizer, shared=shared)
+                for plan, priority in zip(plans, priorities, strict=True)
+            ]
+        )
+        self._issue_first_weights([_concatenate_weights(rank, plan, leaves) for plan in plans])
         self._gathering: Gathering = Prefetched(depth) if stage == 3 else Gathering()
-        self._on_the_wire: deque[Future[Array]] = deque()
-        self._rounds = self._last_rounds = 0  # micro-batches without an update in this step, and in the one before
+        self._on_the_wire: deque[Future[Array]] = deque()  # the scatters issued last, at most `in_flight`
+        self._microbatch_count = self._last_microbatch_count = (
+            0  # micro-batches without an update in this step, and in the one before
+        )
 
     def _issue_first_weights(self, flats: list[Array]) -> None:
-        """Issue the first weights of all buckets: those of the first rank."""
-        alike: Future[None] | None = None
-        if self.group.size > 1:  # the comparison is issued before all that waits for weights
-            alike = self._compare_params()
-        broadcast = partial(self._broadcast_weights, flats, alike, users_site())
-        first = None if alike is None else self.rank.spawn(broadcast, name="first weights")
-        for number, bucket in enumerate(self._buckets):
-            bucket.begin(flats[number] if first is None else first[number])
+        """Issue the copy of the first rank's weights into all buckets.
 
-    async def _broadcast_weights(self, flats: list[Array], alike: Future[None] | None, site: Site) -> list[Array]:
-        """Return the weights of the first rank, once it is known that all ranks have the same parameters."""
-        if alike is None:
-            return flats
+        Args:
+            flats: This rank's weights, one flat array for each bucket.
+        """
+        first: Sequence[Array] | Future[list[Array]] = flats
+        if self.group.size > 1:  # ranks compare their parameters first
+            broadcast = partial(self._broadcast_weights, flats, self._compare_params(), users_site())
+            first = self.rank.spawn(broadcast, name="first weights")
+        for number, bucket in enumerate(self._buckets):
+            bucket.begin(first[number])
+
+    async def _broadcast_weights(self, flats: list[Array], alike: Future[None], site: Site) -> list[Array]:
+        """Wait for `alike`, then return the weights of the first rank, one flat array for each bucket.
+
+        Args:
+            flats: This rank's weights, one flat array for each bucket.
+            alike: Future of the comparison of names, shapes and dtypes, which fails if these differ between ranks.
+            site: Line of the program, for the timeline.
+        """
         await alike
         stream = self.rank.stream(f"first weights of {self.group.name}")
         sent = [
@@ -163,73 +183,71 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
         ]
         return [await each for each in sent]
 
-    def _make_bucket(self, plan: BucketPlan) -> ScatteredBucket:
-        depths = {name: depth for depth, name in enumerate(self._leaves)}
-        priority = min(depths[name] for name in plan.names)
-        return ScatteredBucket(
-            self._context,
-            plan,
-            priority=priority,
-            stage=self.stage,
-            optimizer=self._optimizer,
-            shared=self._shared,
-        )
-
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def newest_weight(self, name: str) -> Future[object]:
-        """Return a future of the newest weight; refuse it after its gradient was handed over."""
+        """Return a future of the newest weight.
+
+        Raises:
+            UsageError: The weight's gradient has been handed over in this step.
+        """
         bucket = self._home[name]
         if bucket.sent or name in bucket.handed:
             raise UsageError(
                 f"name: the gradient of {name!r} has been handed over in step {self.steps}, so its update may have "
                 f"begun; ask for the weight before that, or after step()"
             )
-        return self._gathering.visit(bucket)[name]
+        return self._gathering.parameters_for_use(bucket)[name]
 
     def _send_bucket(self, bucket: ScatteredBucket) -> None:
-        """Issue the scatter of a bucket, at most `in_flight` at once; under `no_sync`, the last one begins a round."""
+        """Issue the scatter of a bucket; if `in_flight` scatters may be on the wire, it waits for the oldest of them.
+
+        Under `no_sync`, the last bucket of a backward makes all buckets ready for the next backward.
+        """
         wire = self._on_the_wire
         before = wire.popleft() if len(wire) >= self._settings.in_flight else None
         bucket.send(self.steps + 1, before, keeps=not self._syncs)
         if self.stage > 1:
             wire.append(cast("Future[Array]", bucket.reduced))
+        # This was the last bucket of a backward under `no_sync`: the next backward sends all buckets again.
         if not self._syncs and not self._queue.waiting:
-            self._queue.begin()
-            self._rounds += 1
+            self._queue.begin_step()
+            self._microbatch_count += 1
             for each in self._buckets:
                 each.sent = False
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Only add up the gradients that are handed over inside the ``with``, each once for a micro-batch.
+        """Add up the gradients that are handed over inside the ``with``, and update with them in the next step.
 
-        The next ones take them along. So the mean over ranks is one of sums over micro-batches: divide the loss by
-        their number. In stage 1 they are added up before they travel; in stages 2 and 3, where no rank has room for
-        all, the gradients of each micro-batch travel.
+        The mean over ranks is then a mean of sums over micro-batches: divide the loss by the number of micro-batches.
+        In stage 1 gradients are added up before they are sent. In stages 2 and 3, where no rank has memory for all
+        gradients, those of each micro-batch are sent.
         """
         with super().no_sync():
-            rounds = self._rounds
+            rounds = self._microbatch_count
             yield
-            if self.stage > 1 and self._settings.unused == "zeros" and self._rounds == rounds:
+            if self.stage > 1 and self._settings.unused == "zeros" and self._microbatch_count == rounds:
                 self._end_round()
 
     def _end_round(self) -> None:
         """Send the buckets of this micro-batch that are not full, with zeros for missing gradients."""
-        for bucket in self._queue.rest():
+        for bucket in self._queue.take_rest():
             self._start_bucket(bucket)
 
     def _step_with_zeros(self) -> None:
-        """Take part in a step of the other ranks with zeros, in the number of rounds of the step before."""
+        """Take part with zeros in a step of the other ranks, with as many micro-batches as in this rank's last step."""
+        # Gather the parameters in the order of the last step, as the other ranks do.
         self._gathering.repeat()
-        for _ in range(self._last_rounds):
+        for _ in range(self._last_microbatch_count):
+            # The base class's `no_sync`, because that of this class may end the round by itself.
             with super().no_sync():
                 self._end_round()
         self.step()
 
     def _end_step(self, factors: tuple[Future[object], ...]) -> Sequence[Future[object]]:
-        """Issue the updates of all buckets, then gathers; return futures of the updated parts."""
-        self._last_rounds, self._rounds = self._rounds, 0
+        """Issue the updates of all buckets, then the next gathers; return futures of the updated parts."""
+        self._last_microbatch_count, self._microbatch_count = self._microbatch_count, 0
         self._gathering.end_step()
         for bucket in self._buckets:
             bucket.update(self.steps, factors)
@@ -237,12 +255,12 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
         return [bucket.updated for bucket in self._buckets]
 
     def _norm_groups(self) -> list[Group]:
-        """Return the groups over which sums of squares are added: first the ranks that share the buckets."""
+        """Return the groups over which sums of squares are added: first the ranks that divide the buckets."""
         others_parts = [self.group] if self.group.size > 1 else []
         return others_parts + super()._norm_groups()
 
     def _reorder(self, order: Sequence[str]) -> None:
-        """Sort the buckets by the place of their last gradient in `order`."""
+        """Sort the buckets by when they become full, if gradients arrive in `order`."""
         ranking = {name: number for number, name in enumerate(order)}
         self._set_buckets(sorted(self._buckets, key=lambda bucket: max(ranking[name] for name in bucket.plan.names)))
 
@@ -259,45 +277,48 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
         """Return dtype and shape of the weights and of the optimizer's state, by name."""
         return {name: form for bucket in self._buckets for name, form in bucket.weights.tensors().items()}
 
-    def kept(self) -> list[Shard]:
-        """Return the pieces that this rank saves in a checkpoint: its part."""
+    def pieces_to_save(self) -> list[Shard]:
+        """Return the pieces that this rank saves in a checkpoint: its part of weights and optimizer state."""
         return [piece for bucket in self._buckets for piece in bucket.weights.pieces()]
 
-    def wanted(self) -> list[Shard]:
-        """Return the pieces that this rank reads of a checkpoint: its part; in stages 1 and 2 all parameters."""
+    def pieces_to_read(self) -> list[Shard]:
+        """Return the pieces that this rank reads from a checkpoint: its part; in stages 1 and 2 also all weights."""
         return [piece for bucket in self._buckets for piece in bucket.weights.pieces(whole=bucket.whole)]
 
     async def wait_updates(self) -> None:
-        """Wait until all updates of this rank's part are done that have been issued."""
+        """Wait until all updates of this rank's part that have been issued are done."""
         for bucket in self._buckets:
             await bucket.updated
 
     def resume(self, steps: int, notes: Mapping[str, object], own: Mapping[str, object] | None) -> str:
-        """Go on from that step; see `Bucketed`."""
-        self._gathering.end_step()  # gathered parameters are of other weights
+        """Adopt a checkpoint; see `Bucketed.resume`. Gathered parameters are dropped: they are older."""
+        self._gathering.end_step()
         return super().resume(steps, notes, own)
 
     # -- memory ------------------------------------------------------------------------------------------------
 
     def memory(self) -> ModelMemory:
         """Return the sizes of the arrays that the model keeps on this rank from step to step."""
-        buckets, others = self._buckets, 0
+        buckets, others_bytes = self._buckets, 0
         if self.stage < 3:
-            others = sum(bucket.plan.nbytes - bucket.weights.flat.nbytes for bucket in buckets)
-        gradients = sum(bucket.grad.nbytes for bucket in buckets)
-        return measure_memory([bucket.weights for bucket in buckets], gradients=gradients, others=others)
+            # In stages 1 and 2 this rank has all parameters, also the parts that other ranks update.
+            others_bytes = sum(bucket.plan.nbytes - bucket.weights.flat.nbytes for bucket in buckets)
+        gradients_bytes, weights = sum(bucket.grad.nbytes for bucket in buckets), [bucket.weights for bucket in buckets]
+        return measure_memory(weights, gradients_bytes=gradients_bytes, others_bytes=others_bytes)
 
     def expected_memory(self) -> ModelMemory:
-        """Return the memory of this model, stage and group by the formula of ZeRO."""
+        """Return the memory of this model on one rank by the formulas of ZeRO; see `parameters.expected_memory`."""
         plans = [bucket.plan for bucket in self._buckets]
-        kept = sum(
-            each.itemsize * plan.size for plan in plans for each in self._optimizer.fresh(0, plan.dtype).values()
-        )
+        optimizer_bytes = 0
+        for plan in plans:
+            states = self._optimizer.fresh(0, plan.dtype)  # of 0 elements, for the sizes of their items alone
+            optimizer_bytes += plan.size * sum(state.itemsize for state in states.values())
         parameters = sum(plan.nbytes for plan in plans)
-        return expected_memory(self.stage, self.group.size, parameters=parameters, optimizer=kept)
+        return expected_memory(self.stage, self.group.size, parameters=parameters, optimizer=optimizer_bytes)
 
 
 def _concatenate_weights(rank: Rank, plan: BucketPlan, leaves: dict[str, Array]) -> Array:
+    """Return the weights of a bucket in one new flat array; in a world of shapes alone, an array without data."""
     flat = rank.empty(plan.size, plan.dtype)
     if flat.flags.writeable:
         np.concatenate([leaves[name].reshape(-1) for name in plan.names], out=flat)

@@ -1,4 +1,4 @@
-"""The interface that all strategies share: newest weights by name, gradients in, steps that wait for nothing."""
+"""The base class of strategies: read the newest weights by name, hand over gradients, make steps that never wait."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from .settings import resolve_group
 from .tree import Array, Names, Params, Site, flatten, rebuild
 
 _STEPS = "overlap.parallel: steps"
-"""Key in the memory of an epoch: steps of a model whose state cannot be made whole without a checkpoint."""
+"""Key in the memory of an epoch: number of steps of a model that can continue only from a checkpoint after a loss."""
 
 
 class Ahead:
-    """The result of `model.step()`: `await` waits until the program is at most `ahead` steps ahead of its futures.
+    """The result of `model.step()`: awaiting it keeps the program at most `ahead` steps ahead of its gradients.
 
-    Loops that would issue thousands of steps before the first has run should await it; short ones need not.
+    A loop that would otherwise issue thousands of steps before the first has run should await it.
 
     Args:
-        pending: Futures to wait for.
+        pending: Futures to wait for: those of the step `ahead` steps ago.
     """
 
     __slots__ = ("_pending",)
@@ -47,24 +47,24 @@ class Ahead:
 
 @hide_class_name
 class Strategy(ABC, Generic[Params]):
-    """A model under training by a group of ranks; the base of strategies, those of other packages too.
+    """A model that a group of ranks trains: the base class of strategies, also for other packages.
 
-    A strategy says where weights live (`newest_weight`), what becomes of gradients (`take_gradients`), what a `step`
+    A subclass defines where weights are (`newest_weight`), what happens to gradients (`take_gradients`), what `step`
     issues, and what `finish` waits for.
 
     Args:
-        rank: The rank that it runs on.
-        params: Initial weights, as a tree of arrays with a name each.
-        group: The ranks that train it; None for all.
-        ahead: How many steps the program may be ahead of the futures that `limit_steps` is given.
+        rank: The rank that the model runs on.
+        params: Initial weights: a dict, list or tuple of arrays, nested as you like.
+        group: The ranks that train the model; None: all.
+        ahead: Number of steps that the program may be ahead of the futures that are passed to `limit_steps`.
 
     Raises:
         UsageError: The rank is not in the group, or a leaf of `params` is no array.
 
     Attributes:
-        rank: The rank that it runs on.
-        group: The ranks that train it.
-        steps: How many `step` calls there have been.
+        rank: The rank that the model runs on.
+        group: The ranks that train the model.
+        steps: Number of `step` calls so far.
     """
 
     rank: Rank
@@ -79,12 +79,13 @@ class Strategy(ABC, Generic[Params]):
         self._issued_steps: deque[Sequence[Future[object]]] = deque()
 
     def __getitem__(self, name: str) -> Awaitable[Array]:
-        """Return the newest weight, or a future of it; of a part of the tree, a dict of them to pass to a compute.
+        """Return the newest weight, or a future of it; for a part of the tree, a dict of these.
 
-        `await model["w"]` returns the array in either case, and for a part a dict of arrays.
+        Pass the result to a compute, or await it: `await model["w"]` returns the array in either case, and for a part
+        of the tree a dict of arrays.
 
         Raises:
-            UsageError: If there is no such parameter.
+            UsageError: There is no such parameter.
         """
         weight: Awaitable[Array] = awaitable(self._names.find(name, self.newest_weight))
         return weight
@@ -94,18 +95,21 @@ class Strategy(ABC, Generic[Params]):
         """Return the newest weight, or a future of it."""
 
     def reduce(self, name: str, grad: object) -> None:
-        """Hand over a gradient, or a future of it; it travels as soon as its bucket is full.
+        """Hand over a gradient, or a future of one. The gradient travels as soon as its bucket is full.
 
         Args:
-            name: Of the parameter, or of a part of the tree.
-            grad: An array of the parameter's shape, or a future of one; for a part, a tree of them, or a future of one.
-                It belongs to the model until the update: large gradients are sent from where they are.
+            name: Name of the parameter, or of a part of the tree.
+            grad: For a parameter, an array of its shape, or a future of such an array. For a part of the tree, a tree
+                of such arrays, or a future of the tree. The arrays belong to the model until the update, because large
+                gradients are sent without a copy.
 
         Raises:
-            UsageError: If there is no such parameter, it has had its gradient in this step, or the gradient has another
-                shape; at the await of a weight or of `finish`, if it is a future.
-            NonFiniteError: There, if the gradient is not finite.
+            UsageError: There is no such parameter, the parameter has had its gradient in this step, or the gradient
+                has another shape. If the gradient is a future, a wrong shape is reported at the next await of a weight
+                or of `finish`.
+            NonFiniteError: At the await of a weight or of `finish`, if the gradient is not finite.
         """
+        # The line that calls `reduce`: errors that come later name it.
         frame = _getframe(1)
         site = frame.f_code, frame.f_lasti
         gradients = dict(self._names.pairs(name, grad, site))
@@ -116,25 +120,18 @@ class Strategy(ABC, Generic[Params]):
 
     @abstractmethod
     def take_gradients(self, gradients: Mapping[str, object], site: Site) -> None:
-        """Take over gradients, or futures of them, by the names of their parameters.
+        """Take over the gradients of one call of `reduce`.
 
         Args:
-            gradients: Of the parameters that one `reduce` has named, checked if they are arrays.
-            site: The line that has called `reduce`, for errors that come later.
+            gradients: Gradients, or futures of them, by name of the parameter. Arrays have been checked.
+            site: The line that has called `reduce`, for later errors.
         """
 
-    def _duplicate_error(self, name: str) -> UsageError:
-        """Return the error for a second gradient of a parameter in one step."""
-        return UsageError(
-            f"reduce: the gradient of {name!r} has been handed over in step {self.steps} already; of a weight "
-            "that is used twice, add the gradients up and hand over the sum; or has model.step() been forgotten?"
-        )
-
     def _record_first_step(self) -> None:
-        """Count steps under `--survive`; refuse to restart a model whose earlier steps were lost.
+        """Under `--survive`, count steps, and refuse the first step of a model whose earlier steps were lost.
 
         Raises:
-            UsageError: A process was lost, and the model has been made anew without a checkpoint.
+            UsageError: A process was lost, and the new model has not been restored from a checkpoint.
         """
         epoch = self.rank.epoch
         if not epoch.survives or epoch.survivor is not None:
@@ -150,10 +147,16 @@ class Strategy(ABC, Generic[Params]):
 
     @abstractmethod
     def step(self) -> Ahead:
-        """Let all weights make a step, once their gradients are there. Issues, and never waits."""
+        """End a step: issue what remains of it, so that all weights are updated once their gradients are averaged.
+
+        Never waits itself. The returned awaitable waits only if the program is more than `ahead` steps ahead.
+        """
 
     def limit_steps(self, issued: Sequence[Future[object]]) -> Sequence[Future[object]]:
-        """Record the futures of the newest step; return those that the program now waits for, for `Ahead`."""
+        """Record the futures of the newest step; return those of the step `ahead` steps ago, to wait for.
+
+        In the first `ahead` steps the result is empty.
+        """
         self._issued_steps.append(issued)
         return self._issued_steps.popleft() if len(self._issued_steps) > self._ahead else []
 
@@ -168,12 +171,21 @@ class Strategy(ABC, Generic[Params]):
     # -- first weights -------------------------------------------------------------------------------------------------
 
     def _compare_params(self) -> Future[None]:
-        """Issue a comparison of names, shapes and dtypes of the parameters of all ranks."""
+        """Issue a comparison of names, shapes and dtypes of the parameters of all ranks.
+
+        Returns:
+            A future that fails on every rank, with a `UsageError`, if they differ.
+        """
+        # The message quotes the first item that differs: "'w', float32 (2,), here is something else there".
         items = [f"{name!r}, {dtype} {shape}," for name, (shape, dtype) in self._leaves.items()]
         return issue_check(self._work, self.group, "params", items)
 
     def _broadcast_first_weights(self, parameters: Parameters) -> list[Future[object]]:
-        """Issue the comparison of parameters, and broadcasts of the first rank's weights."""
+        """Issue the comparison of parameters, and the broadcasts of the first rank's weights into `parameters`.
+
+        Returns:
+            The futures of the comparison and of the broadcasts; empty in a group of one.
+        """
         if self.group.size == 1:
             return []
         issued: list[Future[object]] = [self._compare_params()]

@@ -1,6 +1,6 @@
-"""Trees of parameters: nested dicts, lists and tuples of arrays, each with a name such as "blocks.0.weight".
+"""Trees of parameters: nested dicts, lists and tuples of arrays; each array has a name such as "blocks.0.weight".
 
-In trees of outputs and gradients any part may still be a future: a leaf, a branch, or the whole.
+In trees of outputs and gradients any part may be a future: a leaf, a branch, or the whole tree.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
     Params = TypeVar("Params", bound=Tree, covariant=True, default=Tree)
 else:  # Python 3.11 knows no defaults
     Params = TypeVar("Params", covariant=True)
-"""The parameters of a model, as given: its weights come back in that form."""
+"""The type of a model's parameters, as the program passes them: the weights are returned in that form."""
 
 Site: TypeAlias = "tuple[CodeType, int]"
-"""A line of a program."""
+"""A line of a program: code object, and index of the instruction."""
 
 Path: TypeAlias = "tuple[str | int, ...]"
-"""Keys and indices on the way from a tree to a leaf."""
+"""Keys and indices from the root of a tree to a leaf or branch."""
 
 
 def flatten(params: object) -> dict[str, Array]:
-    """Return the arrays of a tree by name, in its order: keys and indices on the way to an array, joined by ".".
+    """Return the arrays of a tree by name, in the tree's order; a name is the array's path, joined by ".".
 
     >>> list(flatten({"embed": np.zeros(2), "blocks": [{"w": np.zeros(3)}, {"w": np.zeros(3)}]}))
     ['embed', 'blocks.0.w', 'blocks.1.w']
 
     Raises:
-        UsageError: If it is no tree of arrays of floats or complex numbers, is empty, or gives two arrays one name.
+        UsageError: A leaf is no array of floats or complex numbers, there is no array, or two arrays have one name.
     """
     if not isinstance(params, (Mapping, list, tuple)):
         raise UsageError(f"params: expected a dict, list or tuple of arrays, got {type(params).__name__}")
@@ -76,16 +76,29 @@ def flatten(params: object) -> dict[str, Array]:
 
 
 def rebuild(like: object, leaves: Mapping[str, object]) -> object:
-    """Return a tree of the form of `like` with the values of `leaves`, which are named as `flatten` names arrays.
+    """Return a tree of the form of `like` with new leaves.
+
+    Args:
+        like: The tree whose form is taken.
+        leaves: The new leaves, by the names that `flatten` gives to the leaves of `like`.
 
     Raises:
-        UsageError: If a name is missing.
+        UsageError: A leaf is missing.
     """
     return _rebuild_branch(like, leaves, ())
 
 
 def _rebuild_branch(like: object, leaves: Mapping[str, object], path: Path) -> object:
-    """Return the branch at `path` of the form of `like`, with leaves by their full names."""
+    """Return one branch of the result of `rebuild`.
+
+    Args:
+        like: The branch of the tree whose form is taken.
+        leaves: The new leaves, by full name.
+        path: Path of the branch in the whole tree.
+
+    Raises:
+        UsageError: A leaf is missing.
+    """
     if not isinstance(like, (Mapping, list, tuple)):
         name = _join_path(path)
         if name not in leaves:
@@ -96,7 +109,10 @@ def _rebuild_branch(like: object, leaves: Mapping[str, object], path: Path) -> o
 
 
 def map_leaves(function: Callable[[Any], object], tree: object) -> object:
-    """Return the tree with `function` applied to each leaf; sequences become lists."""
+    """Return the tree with `function` applied to each leaf; tuples become lists.
+
+    Everything that is no dict, list or tuple is a leaf.
+    """
     if isinstance(tree, Mapping):
         return {key: map_leaves(function, branch) for key, branch in tree.items()}
     if isinstance(tree, (list, tuple)):
@@ -104,13 +120,22 @@ def map_leaves(function: Callable[[Any], object], tree: object) -> object:
     return function(tree)
 
 
-def leaves(tree: object) -> dict[str, Path]:
+def paths_by_name(tree: object) -> dict[str, Path]:
     """Return the paths of the leaves of a tree, by name; names are those of `flatten`, and futures are leaves."""
     return {_join_path(path): path for path in _leaf_paths(tree, ())}
 
 
 def pick(tree: object, path: Path) -> object:
-    """Return the leaf or branch at the end of a path; a future of it, if a future is on the way."""
+    """Return the leaf or branch at a path; if a branch on the way is a future, a future of the leaf or branch.
+
+    Args:
+        tree: The tree; with the empty path it is the result.
+        path: Keys and indices, from the outside to the inside.
+
+    Raises:
+        TypeError, LookupError: There is no such item.
+    """
+    # An item of a future is a future of the item.
     for key in path:
         tree = cast("Mapping[str | int, object]", tree)[key]
     return tree
@@ -122,7 +147,7 @@ def last_future(tree: object) -> Future[object] | None:
 
 
 def _leaf_paths(tree: object, above: Path) -> Iterator[Path]:
-    """Yield the paths of all leaves below a branch, whose own path is `above`."""
+    """Yield the paths of all leaves of the branch `tree`, whose own path is `above`."""
     if isinstance(tree, (Mapping, list, tuple)):
         for key, branch in _branch_items(tree):
             yield from _leaf_paths(branch, (*above, key))
@@ -131,7 +156,7 @@ def _leaf_paths(tree: object, above: Path) -> Iterator[Path]:
 
 
 def _branch_items(tree: object) -> Iterator[tuple[str | int, object]]:
-    """Return keys or indices of a branch, with their values."""
+    """Return the pairs (key or index, value) of a branch."""
     return iter(tree.items()) if isinstance(tree, Mapping) else enumerate(cast("Sequence[object]", tree))
 
 
@@ -143,23 +168,28 @@ def _join_path(path: Path) -> str:
 
 
 class Names:
-    """The names of parameters and of parts of the tree with all parameters in them.
+    """An index of a tree of parameters: what each name stands for, a parameter or a part of the tree.
 
     Args:
         params: The tree.
 
     Attributes:
-        form: The tree, with the name of each array in its place.
+        form: The tree with each array replaced by its name.
     """
 
     def __init__(self, params: object) -> None:
         self.form: object = rebuild(params, {name: name for name in flatten(params)})
-        self._parts: dict[str, object] = {}
+        self._parts: dict[str, object] = {}  # by name: the parameter's name again, or a dict of dicts of such names
         self._top = [str(key) for key, _ in _branch_items(params)]
         self._index_part(self.form, ())
 
     def _index_part(self, node: object, path: Path) -> object:
-        """Note the names of a branch and of the branches in it; return it as dicts of parameter names."""
+        """Record the name of a branch and of all branches in it; return the branch as nested dicts of parameter names.
+
+        Args:
+            node: The branch, with parameter names as leaves.
+            path: Path of the branch.
+        """
         part = node
         if isinstance(node, (Mapping, list, tuple)):
             part = {key: self._index_part(value, (*path, key)) for key, value in _branch_items(node)}
@@ -168,28 +198,46 @@ class Names:
         return part
 
     def find(self, name: str, of_leaf: Callable[[str], object]) -> object:
-        """Return `of_leaf(name)`; for a part of the tree, a dict of its results for each parameter in the part.
+        """Return `of_leaf(name)` for a parameter; for a part of the tree, nested dicts of `of_leaf` of each parameter.
+
+        Args:
+            name: Name of a parameter, or of a part of the tree.
+            of_leaf: Function of the full name of a parameter.
 
         Raises:
-            UsageError: If there is no such part.
+            UsageError: There is no parameter or part of that name.
         """
         return map_leaves(of_leaf, self._find_part(name))
 
-    def pairs(self, name: str, value: object, site: Site) -> Iterator[tuple[str, object]]:
-        """Yield each parameter of a part with its item of `value`, a tree of that form or a future of one.
-
-        Args:
-            name: Name of the part.
-            value: The tree.
-            site: The line that handed it over, for the error of a future.
+    def parameters_of(self, name: str) -> Iterator[str]:
+        """Yield the full names of the parameters in a part of the tree; `name` may also be that of a parameter.
 
         Raises:
-            UsageError: If there is no such part, or `value` has no such item; where it is used, if it is a future.
+            UsageError: There is no parameter or part of that name.
+        """
+        part = self._find_part(name)
+        return (cast("str", pick(part, path)) for path in _leaf_paths(part, ()))
+
+    def pairs(self, name: str, value: object, site: Site) -> Iterator[tuple[str, object]]:
+        """Yield (full name of a parameter, its value) for each parameter in a part of the tree.
+
+        Args:
+            name: Name of a parameter, or of a part of the tree.
+            value: A value for the parameter; for a part, a tree of the part's form, or a future of one.
+            site: The line that handed `value` over, for errors of a future.
+
+        Raises:
+            UsageError: There is no parameter or part of that name, or an item of `value` is missing. If `value` is a
+                future, a missing item raises where the yielded value is used.
         """
         yield from _match_leaves(self._find_part(name), value, name, site)
 
     def _find_part(self, name: str) -> object:
-        """Return the part of the tree of that name: a parameter's name, or dicts of names."""
+        """Return a parameter's name, or the part of the tree called `name` as nested dicts of parameter names.
+
+        Raises:
+            UsageError: There is no parameter or part of that name.
+        """
         if not isinstance(name, str):
             raise UsageError(f"name: expected a string, such as {next(iter(self._parts))!r}, got {name!r}")
         part = self._parts.get(name)
@@ -199,11 +247,19 @@ class Names:
 
 
 def _match_leaves(part: object, value: object, name: str, site: Site) -> Iterator[tuple[str, object]]:
-    """Yield each parameter of a part with its item of `value`, a tree of the same form or a future of one."""
+    """Yield (full name of a parameter, its value) for each parameter in `part`.
+
+    Args:
+        part: Name of a parameter, or nested dicts of such names.
+        value: The value that was handed over: a tree of the part's form, or a future of one.
+        name: Name of the part, for errors.
+        site: The line that handed `value` over, for errors of a future.
+    """
     if isinstance(part, str):
         yield part, value
         return
     branches = cast("dict[str | int, object]", part)
+    # The result of a future is checked later, when it is there. Only then the error must name the line.
     if isinstance(value, Future):
         value = Checked(value, partial(_check_items, branches, name, site))
     else:
@@ -213,7 +269,17 @@ def _match_leaves(part: object, value: object, name: str, site: Site) -> Iterato
 
 
 def _check_items(branches: Mapping[str | int, object], name: str, site: Site | None, value: object) -> None:
-    """Refuse a value without an item for each branch; `site` is the program line that passed a future of it."""
+    """Refuse a value without an item for each branch.
+
+    Args:
+        branches: The branches of a part, by key.
+        name: Name of the part, for the error.
+        site: The line that passed a future of the value; None: the caller is at that line.
+        value: The value, or the result of the future.
+
+    Raises:
+        UsageError: Naming the part, the first item that is missing, and the line.
+    """
     for key in branches:
         try:
             pick(value, (key,))
@@ -227,32 +293,37 @@ def _check_items(branches: Mapping[str | int, object], name: str, site: Site | N
 
 
 class RunningSum:
-    """The sum of trees of one form that come one after the other, such as gradients of microbatches or of parts.
+    """The running sum of trees of one form, such as the gradients of successive microbatches.
 
-    It does not change the trees; from the third on, it allocates nothing. Of one tree it is the tree itself.
+    The trees are not changed. The sum of a single tree is the tree itself; the second one allocates new arrays, and
+    later ones are added into these.
 
     Args:
         work: Issues the additions.
-        like: A tree of that form: its size is the cost of an addition on the virtual clock.
+        like: A tree of that form; from its size follows the cost of an addition on the virtual clock.
 
     Attributes:
-        count: Trees that have been added.
+        count: Number of trees that have been added.
     """
 
     def __init__(self, work: MemoryWork, like: object) -> None:
         self.count: int = 0
         self._work, self._moved_bytes = work, 3 * _tree_bytes(like)
-        self._strip_arrays = _strip_arrays(like)
-        self._first: object = None
-        self._own: object = None
-        self._newest: object = None
+        self._form = _form_of_tree(like)
+        self._first: object = None  # the first tree, until an addition takes it
+        self._own: object = None  # the arrays of the sum, from the second tree on
+        self._newest: object = None  # the sum of all trees so far, or a future of it
 
     def add(self, tree: object) -> object:
-        """Issue the addition of a tree, or of a future of one; return the sum so far, or a future of it."""
+        """Issue the addition of a tree, or of a future of one; return the sum so far, or a future of it.
+
+        The first call issues nothing, and returns `tree` itself.
+        """
         self.count += 1
         if self.count == 1:
             self._first = self._newest = tree
         else:
+            # Only the first addition refers to the first tree, so that its memory is freed after that.
             first, self._first = self._first, None
             self._newest = self._work.compute(
                 self._add_tree, first, tree, name="add gradients", moved_bytes=self._moved_bytes, role="program"
@@ -260,39 +331,64 @@ class RunningSum:
         return self._newest
 
     def _add_tree(self, first: object, tree: object) -> object:
-        """Return the sum of all trees so far; the first addition makes new arrays, later ones write into them."""
+        """Return the sum of all trees so far; the first addition makes new arrays, later ones write into them.
+
+        Args:
+            first: The first tree, in the first addition; None in later ones.
+            tree: The tree to add.
+        """
+        # In the first addition `first` may also be None, for a layer without weights: then there are no own arrays yet.
         if first is not None or self._own is None:
-            self._own = _sum_trees(first, tree, self._strip_arrays)
+            self._own = _sum_trees(first, tree, self._form)
         else:
             _add_into(self._own, tree)
         return self._own
 
 
-def _strip_arrays(like: object) -> object:
-    """Return the form of a tree, with True for each array and None for each missing one."""
+def _form_of_tree(like: object) -> object:
+    """Return the form of a tree: dicts and lists, with True for each leaf, and None for each leaf that is None."""
     return map_leaves(lambda leaf: leaf if leaf is None else True, like)
 
 
 def _sum_trees(first: Any, second: Any, form: object) -> object:
-    """Return the sum of two trees of arrays as new arrays; arrays without data stay so."""
+    """Return the sum of two trees of gradients, as new arrays; of arrays without data, the first.
+
+    Args:
+        first: A tree, or None for a layer without weights.
+        second: A tree of the same form.
+        form: The form of the weights, from `_form_of_tree`; None or an empty form: there are no weights.
+
+    Raises:
+        UsageError: A gradient of weights that exist is missing.
+    """
+    # None is right as the gradient of a layer without weights; otherwise a gradient is missing, which is refused below.
     if first is None and not form:
         return {}
     if isinstance(first, Mapping):
         parts = form if isinstance(form, Mapping) else {}
         return {key: _sum_trees(branch, second[key], parts.get(key)) for key, branch in first.items()}
     if isinstance(first, (list, tuple)):
-        form = form if isinstance(form, list) and len(form) == len(first) else [None] * len(first)
-        return [_sum_trees(*branches) for branches in zip(first, second, form, strict=True)]
+        # If the gradient has another form than the weights, None counts as "no weights".
+        forms: list[object] = [None] * len(first)
+        if isinstance(form, list) and len(form) == len(first):
+            forms = form
+        return [_sum_trees(*branches) for branches in zip(first, second, forms, strict=True)]
     if first is None or second is None:
         raise UsageError("backward: returned None for the gradient of weights; only a layer without weights may")
     return first if has_no_data(first) else first + second
 
 
 def _add_into(own: object, tree: object) -> None:
-    """Add a tree to another one in place; arrays without data stay."""
+    """Add a tree of arrays to another one, in place; arrays without data are not changed.
+
+    Args:
+        own: The tree that is changed: dicts, lists and arrays.
+        tree: A tree of the same form.
+    """
     if isinstance(own, (Mapping, list)):
         for key, branch in _branch_items(own):
             _add_into(branch, pick(tree, (key,)))
+    # In place, into the array that the tree holds.
     elif not has_no_data(cast("Array", own)):
         own += tree  # type: ignore[operator]
 
@@ -303,7 +399,7 @@ def has_no_data(array: Array) -> bool:
 
 
 def _tree_bytes(tree: object) -> int:
-    """Return the bytes of all arrays in a tree; futures that are not done count 0."""
+    """Return the number of bytes of all arrays in a tree; futures that are not done count as 0."""
     leaves = (pick(tree, path) for path in _leaf_paths(tree, ()))
     there = (each.result() if isinstance(each, Future) and each.done else each for each in leaves)
     return sum(int(getattr(each, "nbytes", 0)) for each in there)

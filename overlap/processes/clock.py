@@ -1,9 +1,9 @@
-"""Offset between the clocks of this process and of member 0, with its error.
+"""Offset between the clocks of this process and of member 0, the coordinator, and the error of that offset.
 
-A ping leaves here at `sent_ns`, is answered with the coordinator's `server_ns`, and is back at `back_ns`. The
-answer was written somewhere between, so coordinator time minus local time lies in
-``server_ns - back_ns ... server_ns - sent_ns``: the middle is off by at most half the round trip, whatever the network
-did. Pure: the caller sends, receives and reads the clocks.
+A ping leaves this process at `sent_ns`. The coordinator answers it at `server_ns` of its own clock, and the answer is
+back at `back_ns`. The answer was written between the two local times. So coordinator time minus local time lies in
+``server_ns - back_ns ... server_ns - sent_ns``: the middle is off by at most half the round trip. Pure: the caller
+sends, receives and reads the clocks.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-#: How fast two clocks may drift apart. Crystal oscillators of computers keep within 50 parts per million of the truth;
-#: there are two of them.
+#: How fast two clocks may drift apart, in parts per million. The oscillator of a computer is off by 50 at most; there
+#: are two of them.
 DRIFT_PPM = 100
 
 
@@ -20,38 +20,38 @@ DRIFT_PPM = 100
 class ClockOffset:
     """Offset of the coordinator's clock from the local one."""
 
-    offset_ns: int  # Local ``perf_counter_ns() + offset_ns`` is member 0's ``perf_counter_ns()``,
-    error_ns: int  # give or take this much
+    offset_ns: int  # Local ``perf_counter_ns() + offset_ns`` is member 0's ``perf_counter_ns()``
+    error_ns: int  # Largest error of the offset, in either direction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSample:
     """One ping, and its answer."""
 
-    sent_ns: int  # Local time when the ping left
-    server_ns: int  # Coordinator time when it was answered
-    back_ns: int  # Local time when the answer arrived
+    sent_ns: int  # Local time at which the ping left
+    server_ns: int  # Coordinator time at which the ping was answered
+    back_ns: int  # Local time at which the answer arrived
 
     def offset(self, now_ns: int) -> ClockOffset:
-        """Return the offset by this sample at local time `now_ns`; its error grows with its age.
+        """Return the offset by this sample at local time `now_ns`; its error grows with the age of the sample.
 
         >>> ClockSample(sent_ns=1000, server_ns=5010, back_ns=1020).offset(1020)
         ClockOffset(offset_ns=4000, error_ns=10)
         """
+        # both parts of the error are rounded up
         drift_ns = -(-max(0, now_ns - self.back_ns) * DRIFT_PPM // 1_000_000)
-        return ClockOffset(
-            offset_ns=self.server_ns - (self.sent_ns + self.back_ns) // 2,
-            error_ns=(self.back_ns - self.sent_ns + 1) // 2 + drift_ns,
-        )
+        offset_ns = self.server_ns - (self.sent_ns + self.back_ns) // 2
+        return ClockOffset(offset_ns=offset_ns, error_ns=(self.back_ns - self.sent_ns + 1) // 2 + drift_ns)
 
 
 class CoordinatorClock:
-    """Clock of the coordinator, by the last samples.
+    """Estimates the coordinator's clock from the last samples.
 
-    A round trip that waited in a queue is longer than another one, so the shortest has the smallest error.
+    The sample with the shortest round trip has the smallest error, because it has not waited in a queue.
+
+    Args:
+        keep: Number of samples that are kept.
     """
-
-    __slots__ = ("_samples",)
 
     def __init__(self, *, keep: int = 128) -> None:
         self._samples: deque[ClockSample] = deque(maxlen=keep)
@@ -64,7 +64,7 @@ class CoordinatorClock:
         self._samples.append(sample)
 
     def offset(self, now_ns: int) -> ClockOffset:
-        """Return the best estimate at local time `now_ns`; any thread.
+        """Return the offset with the smallest error at local time `now_ns`. Any thread may call it.
 
         Raises:
             ValueError: There is no sample yet.

@@ -6,14 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    ExitStack,
-    asynccontextmanager,
-    contextmanager,
-    nullcontext,
-)
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -45,7 +38,8 @@ from .status import Entering, Leaving, report_to_launcher
 from .wire import MemberLost
 
 _worlds = count()
-"""Number of the next world: a program may run several, one after the other, in the same order on all processes."""
+"""Numbers of worlds: a program may run several, one after the other, in the same order in all processes."""
+# Held while this process is in a world of its job.
 _in_a_world = threading.Lock()
 _attempts: list[int] = []
 """The attempt of the job, once this process has agreed on it with the others."""
@@ -53,23 +47,28 @@ _attempts: list[int] = []
 
 @asynccontextmanager
 async def join_launched_world(own_place: ProcessPlace, run: RunConfig) -> AsyncIterator[WorldSetup]:
-    """Join the other processes at the endpoint of the launcher, which gets reports; otherwise as `join_world`.
+    """Join the other processes as `join_world` does, at the endpoint that the launcher has set.
+
+    The launcher gets a report when this process enters the world, when all have joined, and at the end.
+
+    Args:
+        own_place: Place of this process.
+        run: Settings of the run.
 
     Raises:
-        UsageError: If this process is in a world of its job already, such as in a compute of one of its ranks.
+        UsageError: This process is in a world of its job already, as when a rank's own function calls `run`.
     """
     machine = cluster_of_place(own_place, run).name
     with ExitStack() as stack:
         if not _in_a_world.acquire(blocking=False):
-            raise UsageError(
-                "run: this process is in a world of its job already, and the others would wait for it in a second "
-                "one; take a rank of this one, or clock='virtual'"
-            )
+            fact = "this process is in a world of its job already, and the others would wait for it in a second one"
+            raise UsageError(f"run: {fact}; take a rank of this one, or clock='virtual'")
         stack.callback(_in_a_world.release)
         world = next(_worlds)
         meeting = await make_rendezvous_config(own_place, world, machine, run)
         entering = Entering(world=world + 1, joined=False, ranks_each=own_place.ranks_per_process)
         report_to_launcher(entering)
+        # also when the world fails, before the lock is released
         stack.callback(report_to_launcher, Leaving(world=world + 1))
         report_joined = partial(report_to_launcher, msgspec.structs.replace(entering, joined=True))
         async with join_world(own_place, run, meeting, on_joined=report_joined, on_lost=report_to_launcher) as setup:
@@ -90,25 +89,26 @@ async def join_world(
     Args:
         own_place: Place of this process.
         run: Settings of the run.
-        meeting: Configuration to join, whose listener is closed in the end.
+        meeting: Configuration with which to join; its listener is closed at the end.
         on_joined: Called when all processes have joined.
-        on_lost: Called with each process that is lost once the wires are open.
+        on_lost: Called with each loss of a process once the wires are open.
 
     Raises:
-        JoinError: If not all joined in time, or this process is not one of those expected.
-        UsageError: If the cluster or the transport of the settings does not fit the place.
+        JoinError: Not all processes joined in time, or this process was refused.
+        UsageError: The cluster or the transport of the settings does not fit the place.
     """
     cluster, wires = cluster_of_place(own_place, run), run.wires
     fixed = wires if isinstance(wires, Transport) else None
     if fixed is not None and (fixed.ranks, len(fixed.peers)) != (tuple(own_place.ranks), own_place.world_size):
-        raise UsageError(
-            f"transport: serves ranks {list(fixed.ranks)} and reaches {len(fixed.peers)}; this is process "
-            f"{own_place.process} of {own_place.processes}, with ranks {list(own_place.ranks)} of "
-            f"{own_place.world_size}"
-        )
+        process = f"process {own_place.process} of {own_place.processes}"
+        ranks = f"ranks {list(own_place.ranks)} of {own_place.world_size}"
+        served = f"serves ranks {list(fixed.ranks)} of {len(fixed.peers)}"
+        advice = "pass one made for this process, or leave it out"
+        raise UsageError(f"transport: {served}; this is {process}, with {ranks}; {advice}")
     placement = own_place.placement
     async with AsyncExitStack() as stack:
-        stack.enter_context(meeting.listener or nullcontext())
+        if meeting.listener is not None:
+            stack.enter_context(meeting.listener)
         membership = await stack.enter_async_context(join(meeting, report=notify))
         on_joined()
         config = await _agree_on_attempt(membership, meeting)
@@ -137,7 +137,11 @@ async def join_world(
 
 
 async def _agree_on_attempt(membership: Membership, config: RendezvousConfig) -> RendezvousConfig:
-    """Return the configuration with the newest attempt of all processes: a replaced process may lag behind."""
+    """Return the configuration with the highest attempt number of all processes, which may differ in their first world.
+
+    A process that its launcher has replaced may count fewer attempts. In later worlds, and without restarts, the
+    numbers agree already.
+    """
     if not config.fresh:
         return config
     epochs = await membership.exchange("epoch", str(config.epoch).encode())
@@ -156,23 +160,26 @@ def place_and_setup(
     job: str | None = None,
     restart: int = 0,
 ) -> tuple[ProcessPlace | None, AbstractAsyncContextManager[WorldSetup]]:
-    """Return the place of a process that no launcher of ours has started, and the setup of its world.
+    """Return the place of a process that a foreign launcher has started, and the setup of its world.
 
     Args:
-        meeting: Where the processes meet, and how many machines they are on; None: this one is alone.
+        meeting: Configuration to join the other processes, and the number of their machines; None: this process is
+            alone, and so the returned place is None.
         run_config: Settings of the run.
-        source: What has started the processes, for messages.
-        timeout_s: How long to wait for all processes; by default that of the settings.
-        ranks_each: Ranks of each process.
-        job: Name of the job in flight records; by default that of the meeting.
-        restart: How often the job has been started before.
+        source: Name of the launcher, for messages.
+        timeout_s: Time to wait for all processes, in seconds; None: that of the settings.
+        ranks_each: Number of ranks of each process.
+        job: Name of the job in flight records; None: that of the configuration.
+        restart: Number of earlier attempts of the job.
     """
     if meeting is None:
         return None, single_process_setup(run_config)
-    machine, nodes = getattr(run_config.cluster, "name", run_config.cluster or "local"), meeting[1]
+    config, nodes = meeting
+    # the name of the cluster, whether the settings have an object, a name or nothing
+    machine = getattr(run_config.cluster, "name", run_config.cluster or "local")
     config = replace(
-        meeting[0],
-        epoch=meeting[0].epoch + restart * WORLDS,
+        config,
+        epoch=config.epoch + restart * WORLDS,
         detail=f"{source}, {machine}, {ranks_each} a process, on {nodes} node{'s' * (nodes != 1)}",
         process=process_identity(),
         timeout_s=timeout_s or run_config.join_timeout_s or JOIN_TIMEOUT_S,
@@ -193,13 +200,23 @@ def place_and_setup(
 
 
 async def make_rendezvous_config(own_place: ProcessPlace, world: int, machine: str, run: RunConfig) -> RendezvousConfig:
-    """Return the configuration to join a world, by the number of the world in this attempt, from 0."""
+    """Return the configuration with which a process joins a world of this attempt.
+
+    If the launcher has set no endpoint, MPI sends one, see `introduce_by_mpi`, whose errors may be raised.
+
+    Args:
+        own_place: Place of this process.
+        world: Number of the world in this attempt, from 0.
+        machine: Name of the cluster.
+        run: Settings of the run.
+    """
     tls = run.tls_files()
     endpoint, secret, listener = own_place.endpoint, own_place.secret, None
     if endpoint is None:
         endpoint, secret, listener = await introduce_by_mpi(own_place, run.join_timeout_s or JOIN_TIMEOUT_S)
     elif own_place.listener is not None:
-        listener = socket.socket(fileno=os.dup(own_place.listener))  # the next world of this program listens there too
+        # a copy, because the next world of this program uses the descriptor again
+        listener = socket.socket(fileno=os.dup(own_place.listener))
     restarts = bool(os.environ.get("OVERLAP_RESTART"))  # set by a launcher that restarts the job
     ranks = f"{own_place.ranks_per_process} rank{'s' * (own_place.ranks_per_process != 1)} a process"
     return RendezvousConfig(
@@ -227,7 +244,18 @@ async def _make_transport(
     run: RunConfig,
     notices: TransportNotices,
 ) -> Transport:
-    """Return the transport between processes: that of the settings, else the nearest."""
+    """Return the transport between processes: that of the settings, by default `transports.nearest`.
+
+    Args:
+        own_place: Place of this process.
+        config: Secret, job and epoch of the world.
+        membership: Exchanges addresses.
+        run: Settings of the run.
+        notices: Takes the lines and events of the transport.
+
+    Raises:
+        UsageError: An option does not fit the transport.
+    """
     bootstrap = Bootstrap(
         member=own_place.process,
         placement=own_place.placement,
@@ -235,6 +263,7 @@ async def _make_transport(
         secret=config.secret,
         job=config.job,
         epoch=config.epoch,
+        # in a thread, because it may ask a name server
         host=await trio.to_thread.run_sync(local_address, config.endpoint),
         tls=config.tls,
         options=run.transport_options(),
@@ -249,7 +278,7 @@ async def _make_transport(
 
 
 async def _exchange(membership: Membership, name: str, part: bytes) -> list[bytes]:
-    """Exchange parts for a transport; the loss of a process raises a `LinkLostError`."""
+    """Exchange parts for a transport; if a process is lost, raise `LinkLostError`, an error of transports."""
     try:
         return await membership.exchange(name, part)
     except MemberLostError as error:
@@ -258,7 +287,7 @@ async def _exchange(membership: Membership, name: str, part: bytes) -> list[byte
 
 @contextmanager
 def _blame_arguments() -> Iterator[None]:
-    """Raise a `UsageError` for arguments that a transport refuses, because the user has set them."""
+    """Turn an `ArgumentError` of a transport into a `UsageError`, because the user has set the arguments."""
     try:
         yield
     except ArgumentError as error:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 import trio
 
 from transports import LinkLostError, Transport
+from transports.failures import REPORT_BUG
 
 from ..errors import OverlapError, PeerLostError, in_one_line
 from ..notice import notify
-from ..ranklist import listed, parse_rank_list
+from ..ranklist import listed, named_ranks, parse_rank_list
 from ..runtime.communicator import BaseEngine
 from ..runtime.communicators import Communicators
 from ..runtime.forms import pack_form
@@ -30,44 +31,30 @@ from ..waits.signs import Evidence
 from . import wire
 from .join import Membership
 from .members import MemberLostError
-from .wire import (
-    Busy,
-    Closing,
-    Difference,
-    Failed,
-    Finished,
-    MemberLost,
-    MemberNotice,
-    Message,
-    OperationFailed,
-    Quiet,
-    RankEvent,
-    Stopped,
-    Waits,
-    decode,
-    encode_body,
-)
 
 if TYPE_CHECKING:
     from ..runtime.lane import Lane
     from ..runtime.match import History
     from ..runtime.operation import Operation
 
-# Period of the search for waiting operations, and the wait after which one is reported. Only programs that disagree,
-# and stragglers, ever wait that long for a small message; a large one costs one message more.
+# Period of the search for operations that wait. It doubles up to `_REST_S` while nothing waits, because 40 turns of an
+# idle loop take 1 % of a processor from the program.
 _WATCH_S = 0.025
+_REST_S = 0.2
+# An operation that waits for this long is reported to other processes. Small messages wait that long only in programs
+# whose ranks disagree, or for a late rank; for a large message, the report costs one message more.
 _LONG_NS = 50_000_000
 _MOST_COUNTS = 1000  # communicators with counts in one event
 
 
 class ControlPlane:
-    """Reports of the ranks of this process to other processes, and of theirs to the world here.
+    """Sends events of the ranks of this process to other processes, and applies their events to the world here.
 
     Args:
         membership: This process among the others.
         placement: World ranks of each process.
-        stopping: Called when this process, or another, is stopped from outside.
-        on_loss: Called with each loss of a process, after its operations have been reported as waits.
+        stopping: Called when this process, or another one, stops its ranks and reports their views.
+        on_loss: Called with each loss of a process, after the world has failed because of it.
 
     Attributes:
         speaks: Whether this process prints messages for the user that concern all processes.
@@ -79,21 +66,27 @@ class ControlPlane:
         placement: Sequence[Sequence[int]],
         *,
         stopping: Callable[[], None] = lambda: None,
-        on_loss: Callable[[MemberLost], None] = lambda lost: None,
+        on_loss: Callable[[wire.MemberLost], None] = lambda lost: None,
     ) -> None:
         self._membership, self._placement, self._stopping, self._on_loss = membership, placement, stopping, on_loss
         self.speaks: bool = membership.member == 0
         self._world: World
         self._communicators: Communicators
-        # operations with a broken wire, and functions that fail them, by the time at which that is due
-        self._broken_ends: deque[tuple[float, Operation, LinkLostError, Callable[[], None]]] = deque()
+        # functions that fail operations with a broken wire, each with the time at which it is due
+        self._broken_ends: deque[tuple[float, Callable[[], None]]] = deque()
         self._views = RemoteViews(membership.member, placement)
         self._news = trio.Event()
+        self._must_look = trio.Event()
 
     def communicators(self, engine: BaseEngine, transport: Transport) -> Communicators:
-        """Return the communicators of all processes."""
+        """Return the communicators of this world, which report to other processes by this control plane.
+
+        Args:
+            engine: Engine of the communicators.
+            transport: Transport of this process.
+        """
         self._communicators = Communicators(engine, frozenset(transport.ranks))
-        self._communicators.far = self
+        self._communicators.control = self
         return self._communicators
 
     @asynccontextmanager
@@ -112,25 +105,30 @@ class ControlPlane:
             await self._membership.barrier("end")
             while self._membership.unread:
                 await trio.lowlevel.checkpoint()
-            self._communicators.look()  # messages that came after the ends of the ranks here
-        except MemberLostError:  # a report of another process will name the cause
+            self._communicators.ask_others()  # messages that came after the ends of the ranks here
+        except MemberLostError:
+            # a report of the loss will end the world with its cause, and cancel this task
             await trio.sleep_forever()
 
     async def wait_for_culprit(self) -> None:
-        """Give the other processes a moment to name the culprit."""
+        """Wait a short time for a report of another process that names the culprit."""
         with trio.move_on_after(Evidence.REPORTED.patience_s, shield=True):
             while self._world.ending.failure is None:
                 await self._wait_for_report()
 
     async def views(self, views_here: Sequence[RankView]) -> list[RankView]:
-        """Give the other processes a moment to report their stopped ranks; return the views of all ranks."""
+        """Wait a short time for the reports of other processes on their stopped ranks; return the views of all ranks.
+
+        Args:
+            views_here: Views of the ranks of this process.
+        """
         with trio.move_on_after(Evidence.REPORTED.patience_s, shield=True):
             while not self._views.all_stopped:
                 await self._wait_for_report()
         return self._views.views_at_stop(views_here, self._communicators.left)
 
     def quiet(self) -> dict[int, RankView]:
-        """Return the views of ranks elsewhere that make no progress."""
+        """Return the views of ranks in other processes that make no progress, by rank."""
         return self._views.views_without_progress(self._communicators.left)
 
     async def _wait_for_report(self) -> None:
@@ -140,155 +138,212 @@ class ControlPlane:
 
     # -- reports of the ranks here ------------------------------------------------------------------------------------
 
-    def _send(self, event: RankEvent) -> None:
-        """Send an event to all other processes; one that cannot be sent is printed, and fails nothing."""
+    def _send(self, event: wire.RankEvent) -> None:
+        """Send an event to all other processes. If that is impossible, print it; no error is raised."""
         try:
-            self._membership.send_notice(encode_body(event))
+            self._membership.send_notice(wire.encode_body(event))
         except Exception as error:
             reason = in_one_line(error)[: wire.LINE_BYTES]
             notify(f"{event!r:.40}... was not sent to other processes: {reason}; please report this bug in overlap")
 
     def send_failure(self, rank: int, error: BaseException, doing: list[str]) -> None:
-        """Report that a rank here has ended the world."""
-        self._send(Failed(culprit=rank, error=wire.pack_error(error), doing=wire.cut_lines(doing)))
+        """Report that a rank here has ended the world.
+
+        Args:
+            rank: The rank.
+            error: Its error.
+            doing: Lines about the operations of the rank under way.
+        """
+        self._send(wire.Failed(culprit=rank, error=wire.pack_error(error), doing=wire.cut_lines(doing)))
 
     def send_wait(self, of: History, seq: int, call: RankCall) -> None:
-        """Report the call of a rank here that waits. A call without a dtype asks for that; others may answer it."""
+        """Report the call of a rank here that waits, so that others compare it with theirs.
+
+        If the call has no dtype, it asks for the dtype, and a rank that has one answers with a report of its own.
+
+        Args:
+            of: History of the communicator.
+            seq: Number of the operation.
+            call: The rank and its call.
+        """
         key = call.call.key
         self._send(
-            Waits(group=of.group_id, channel=of.id, members=listed(of.members), seq=seq, rank=call.rank,
+            wire.Waits(group=of.group_id, channel=of.id, members=listed(of.members), seq=seq, rank=call.rank,
                   call=key._replace(form=""), form=pack_form(key.form), site=call.call_site)
         )  # fmt: skip
 
     def send_operation_failed(
         self, of: History | Lane, seq: int, error: BaseException, *, onwards: bool = False
     ) -> None:
-        """Report that an operation, or with `onwards` all from its number on, fails on all ranks."""
+        """Report that an operation, or with `onwards` all from its number on, fails on all ranks.
+
+        Args:
+            of: History of the communicator, or lane of the message.
+            seq: Number of the operation.
+            error: Why it fails.
+            onwards: Whether all later operations fail, too; then only the text of the error is sent.
+        """
         cause = wire.pack_cause(error, with_error=not onwards)
         self._send(
-            OperationFailed(group=of.group_id, channel=of.id, members=listed(of.members), seq=seq, onwards=onwards,
+            wire.OperationFailed(group=of.group_id, channel=of.id, members=listed(of.members), seq=seq, onwards=onwards,
                             cause=cause)
         )  # fmt: skip
 
     def send_quiet(self, views: Sequence[RankView]) -> None:
         """Report the ranks here that make no progress."""
-        self._send(Quiet(views=wire.cut_views(views, time_ns())))
+        self._send(wire.Quiet(views=wire.cut_views(views, time_ns())))
 
     def send_busy(self, rank: int, place: str) -> None:
-        """Report the line at which a rank here keeps the event loop; "": it no longer does. Any thread."""
-        self._send(Busy(rank=rank, place=wire.cut(place, wire.LINE_BYTES)))
+        """Report the line at which a rank here keeps the event loop, or "" when it no longer does; from any thread."""
+        self._send(wire.Busy(rank=rank, place=wire.cut(place, wire.LINE_BYTES)))
 
     def send_closing(self, rank: int) -> None:
-        """Report that a rank here receives no more messages."""
-        self._send(Closing(rank=rank))
+        """Report that a rank here issues no more operations, and how many it has issued; it still receives messages."""
+        self._send_counts(rank, goes_on=True)
+        self._send(wire.Closing(rank=rank))
 
     def send_left(self, rank: int) -> None:
-        """Report that a rank here has finished, and the number of operations that it issued on each communicator."""
-        self._communicators.look()
-        counts, uncounted = self._communicators.issued_counts(rank)
-        listed_counts = list(counts.items())
+        """Report that a rank here has finished, and how many operations it has issued on each communicator."""
+        self._communicators.ask_others()
+        self._send_counts(rank, goes_on=False)
+
+    def _send_counts(self, rank: int, *, goes_on: bool) -> None:
+        """Report how many operations a rank here has issued on each communicator, in one event or several.
+
+        Args:
+            rank: The rank.
+            goes_on: Whether the rank has not finished yet. Otherwise the last event reports that it has.
+        """
+        uncounted = self._communicators.lost_count
+        listed_counts = list(self._communicators.issued_counts(rank).items())
         for start in range(0, max(1, len(listed_counts)), _MOST_COUNTS):
             stop = start + _MOST_COUNTS
-            more = stop < len(listed_counts)
-            self._send(Finished(rank=rank, counts=listed_counts[start:stop], uncounted=uncounted, more=more))
+            more = goes_on or stop < len(listed_counts)
+            self._send(wire.Finished(rank=rank, counts=listed_counts[start:stop], uncounted=uncounted, more=more))
 
     def hold_broken_end(self, operation: Operation, error: LinkLostError, fail: Callable[[], None]) -> None:
-        """Fail an operation whose wire broke a moment later, unless a report names the culprit before."""
-        due_s = trio.current_time() + Evidence.WIRE_BROKEN.patience_s
-        self._broken_ends.append((due_s, operation, error, fail))
+        """Fail an operation whose wire has broken after a short wait, `Evidence.WIRE_BROKEN.patience_s`.
+
+        If a report that names the culprit arrives during the wait, the operation fails with that report instead.
+
+        Args:
+            operation: The operation.
+            error: The error of the wire. After the wait it counts as evident, see `LinkLostError`.
+            fail: Fails the operation with `error`.
+        """
+
+        def fail_if_unfinished() -> None:
+            """Fail the operation, unless a report has ended it already."""
+            if not operation.done:
+                error.evident = True
+                fail()
+
+        self._broken_ends.append((trio.current_time() + Evidence.WIRE_BROKEN.patience_s, fail_if_unfinished))
+        self.look_soon()
+
+    def look_soon(self) -> None:
+        """Let the next search for waiting operations come after `_WATCH_S`. To be called in the loop's thread only."""
+        self._must_look.set()
 
     def send_views(self, views: Sequence[RankView], reason: str) -> None:
-        """Report the views of the ranks here at their stop; a reason ends the other processes as well."""
+        """Report the views of the ranks here, which were stopped.
+
+        Args:
+            views: The views.
+            reason: Why; the other processes stop their ranks for it, too. "": they do not.
+        """
         self._stopping()
-        self._send(Stopped(views=wire.cut_views(views, time_ns()), reason=wire.cut(reason, wire.LINE_BYTES)))
+        self._send(wire.Stopped(views=wire.cut_views(views, time_ns()), reason=wire.cut(reason, wire.LINE_BYTES)))
 
     # -- tasks -----------------------------------------------------------------------------------------------------
 
     async def _report_periodically(self) -> None:
-        """Look every `_WATCH_S` for operations that wait for long, and fail ends with a broken wire that are due."""
+        """Report operations that wait for long, and fail those with a broken wire that are due; until cancelled."""
+        pause_s = _WATCH_S
         while True:
-            await trio.sleep(_WATCH_S)
+            with trio.move_on_after(pause_s) as pause:
+                await self._must_look.wait()
+                pause_s, pause.deadline = _WATCH_S, min(pause.deadline, trio.current_time() + _WATCH_S)
+                await trio.sleep_forever()
+            self._must_look = trio.Event()
             while self._broken_ends and self._broken_ends[0][0] <= trio.current_time():
-                _, operation, error, fail = self._broken_ends.popleft()
-                if not operation.done:
-                    error.evident = True
-                    fail()
-            self._communicators.look(perf_counter_ns() - _LONG_NS)
+                _, fail_if_unfinished = self._broken_ends.popleft()
+                fail_if_unfinished()
+            waits = self._communicators.ask_others(perf_counter_ns() - _LONG_NS)
+            pause_s = _WATCH_S if waits or self._broken_ends else min(2 * pause_s, _REST_S)
 
     async def _handle_messages(self) -> None:
-        """Act on the notices and losses of other processes, in their order."""
+        """Act on the notices and losses of other processes, in their order, until cancelled."""
         async for message in self._membership:
-            if isinstance(message, MemberLost):
+            if isinstance(message, wire.MemberLost):
                 self._handle_lost_member(message)
             else:
-                self._handle_message(message)
+                self._handle_notice(message)
             self._news.set()
 
-    def _handle_lost_member(self, lost: MemberLost) -> None:
+    def _handle_lost_member(self, lost: wire.MemberLost) -> None:
         """End the world because a process is lost: `await` raises `PeerFailedError`, `run` raises `RankFailedError`."""
         ranks = self._placement[lost.member]
-        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
-        # waits for it, before any operation fails
-        waited = self._world.reports.waiting_for(ranks)
-        text = f"process {lost.member} ({who}) is lost: {lost.reason}{'; ' if waited else ''}{waited}"
-        # the first culprit ends the world, with all operations under way
-        self._world.fail_elsewhere(ranks[0], PeerLostError(text, culprit=ranks[0]), [])
-        # its wires: operations that break with them have failed already, and are not reported again
+        # looked up before any operation fails: an operation here that waits for the lost ranks, as text
+        waited = self._world.reports.waiting_operation(ranks)
+        text = f"process {lost.member} ({named_ranks(ranks)}) is lost: {lost.reason}{'; ' if waited else ''}{waited}"
+        # the world ends with its first culprit, and all operations under way fail
+        self._world.end_by_culprit(ranks[0], PeerLostError(text, culprit=ranks[0]), [])
+        # this ends the wires to the process; their operations have failed already, and are not reported again
         self._on_loss(lost)
 
-    def _handle_message(self, notice: MemberNotice) -> None:
-        """Act on an event of another process; if it is invalid, that process has failed."""
+    def _handle_notice(self, notice: wire.MemberNotice) -> None:
+        """Act on an event of another process; if the event is invalid, the world fails with that process as culprit."""
         member = notice.member
         try:
-            self._apply_event(member, decode(notice.body))
+            self._apply_event(member, wire.decode(notice.body))
         except OverlapError as error:
-            failure = OverlapError(
-                f"process {member} sent an invalid event: {error}; this is a bug in overlap, please report it"
-            )
-            self._world.fail_elsewhere(self._placement[member][0], failure, [])
+            failure = OverlapError(f"process {member} sent an invalid event: {error}; {REPORT_BUG}")
+            self._world.end_by_culprit(self._placement[member][0], failure, [])
 
-    def _apply_event(self, member: int, event: Message) -> None:
+    def _apply_event(self, member: int, event: wire.Message) -> None:
         """Act on an event of the ranks of a process.
 
         Raises:
             OverlapError: The event is invalid.
         """
         member_ranks, communicators = self._placement[member], self._communicators
+        # an event has a field `rank`, or the cases below check the ranks in its other fields
         if getattr(event, "rank", member_ranks[0]) not in member_ranks:
             raise OverlapError(f"it is about rank {getattr(event, 'rank', None)}, which belongs to another process")
         match event:
             # the end of a rank
-            case Failed():
-                self._views.check_ranks([event.culprit])
-                self._world.fail_elsewhere(event.culprit, wire.unpack_error(event.error), event.doing)
-            case Closing():
+            case wire.Failed():
+                self._views.check_exist([event.culprit])
+                self._world.end_by_culprit(event.culprit, wire.unpack_error(event.error), event.doing)
+            case wire.Closing():
                 communicators.closing.add(event.rank)
-            case Finished():
-                communicators.count(event.rank, event.counts, uncounted=event.uncounted)
+            case wire.Finished():
+                communicators.record_count(event.rank, event.counts, uncounted=event.uncounted)
                 if not event.more:
                     communicators.rank_left(event.rank)
             # operations
-            case Waits():
+            case wire.Waits():
                 call = RankCall(event.rank, wire.unpack_call(event.call, event.form), event.site)
                 if self._concerns(event):
-                    communicators.compare_wait(event.group, event.channel, event.seq, call)
-            case OperationFailed():
-                ranks = event.cause.ranks if isinstance(event.cause, Difference) else [event.cause.rank]
-                self._views.check_ranks(ranks)
+                    communicators.compare_remote_call(event.group, event.channel, event.seq, call)
+            case wire.OperationFailed():
+                ranks = event.cause.ranks if isinstance(event.cause, wire.Difference) else [event.cause.rank]
+                self._views.check_exist(ranks)
                 if self._concerns(event):
                     error = wire.unpack_cause(event.cause)
                     communicators.fail_here(event.group, event.channel, event.seq, error, onwards=event.onwards)
             # stalls
-            case Busy() | Quiet() | Stopped():
+            case wire.Busy() | wire.Quiet() | wire.Stopped():
                 self._views.apply(member, event)
-                if isinstance(event, Stopped):
+                if isinstance(event, wire.Stopped):
                     self._stopping()
                     if event.reason:
-                        self._world.stopped_elsewhere(event.reason)
+                        self._world.stop(event.reason)
             case _:
                 raise OverlapError(f"a {type(event).__name__} is none")
 
-    def _concerns(self, event: Waits | OperationFailed) -> bool:
+    def _concerns(self, event: wire.Waits | wire.OperationFailed) -> bool:
         """Whether a rank here is a member of the group of an event."""
         try:
             return not set(parse_rank_list(event.members)).isdisjoint(self._placement[self._membership.member])
@@ -297,53 +352,59 @@ class ControlPlane:
 
 
 class RemoteViews:
-    """The last reported views of the ranks of each other process.
+    """The last views that each other process has reported of its ranks.
 
     Args:
-        member: This process.
+        member: Index of this process.
         placement: World ranks of each process.
     """
 
     def __init__(self, member: int, placement: Sequence[Sequence[int]]) -> None:
         self._member, self._placement = member, placement
         self._ranks = {rank for ranks in placement for rank in ranks}
-        # by process
-        self._quiet: dict[int, list[RankView]] = {}  # its ranks without progress
-        self._busy: dict[int, Busy] = {}  # the rank that keeps its event loop
-        self._stopped: dict[int, list[RankView]] = {}  # its ranks when it was stopped
+        # for each process:
+        self._quiet: dict[int, list[RankView]] = {}  # views of the ranks without progress
+        self._busy: dict[int, wire.Busy] = {}  # the rank that keeps the event loop
+        self._stopped: dict[int, list[RankView]] = {}  # views of the ranks when the process stopped them
 
-    def apply(self, member: int, event: Busy | Quiet | Stopped) -> None:
+    def apply(self, member: int, event: wire.Busy | wire.Quiet | wire.Stopped) -> None:
         """Store the report of a process.
 
         Raises:
-            OverlapError: It is about ranks of another process, or that do not exist.
+            OverlapError: The report is about ranks of another process, or ranks that do not exist.
         """
         match event:
-            case Busy(place=""):
+            case wire.Busy(place=""):
                 self._busy.pop(member, None)
-            case Busy():
+            case wire.Busy():
                 self._busy[member] = event
-            case Quiet():
-                self._quiet[member] = self._check_views(member, event.views)
-            case Stopped():
-                self._stopped[member] = self._check_views(member, event.views)
+            case wire.Quiet():
+                self._quiet[member] = self._validated_on_our_clock(member, event.views)
+            case wire.Stopped():
+                self._stopped[member] = self._validated_on_our_clock(member, event.views)
 
-    def _check_views(self, member: int, views: list[RankView]) -> list[RankView]:
-        """Return the views on this host's clock, unless a rank in them belongs to another process or does not exist."""
-        ranks = {rank for view in views for rank in (view.rank, *(end.rank for end in view.ends))}
-        if not ranks <= set(self._placement[member]):
-            raise OverlapError("it has the view of a rank that belongs to another process")
-        ends = [end for view in views for end in view.ends]
-        self.check_ranks(view.kept_by for view in views if view.kept_by is not None)
-        self.check_ranks(rank for end in ends for rank in (*end.call.members, *(end.lacks or ())))
-        return wire.shift_views(views, time_ns())
-
-    def check_ranks(self, ranks: Iterable[int]) -> None:
-        """Refuse ranks that do not exist.
+    def _validated_on_our_clock(self, member: int, views: list[RankView]) -> list[RankView]:
+        """Check that views are of ranks of process `member`, and return them with times of this host's clock.
 
         Raises:
-            OverlapError: One of them does not.
+            OverlapError: A view is of a rank of another process, or names a rank that does not exist.
         """
+        # an `End` is one rank's side of an operation in which it waits
+        ends = [end for view in views for end in view.ends]
+        viewed = {view.rank for view in views} | {end.rank for end in ends}
+        self.check_exist(viewed)
+        if foreign := sorted(viewed.difference(self._placement[member])):
+            owner = next(process for process, ranks in enumerate(self._placement) if foreign[0] in ranks)
+            raise OverlapError(f"it has the view of rank {foreign[0]}, which belongs to process {owner}")
+        # the rank whose code keeps the event loop of a viewed rank
+        self.check_exist(view.kept_by for view in views if view.kept_by is not None)
+        for end in ends:
+            # members of the group, and members that have not arrived
+            self.check_exist((*end.call.members, *(end.lacks or ())))
+        return wire.shift_views(views, time_ns())
+
+    def check_exist(self, ranks: Iterable[int]) -> None:
+        """Raise `OverlapError` if one of some ranks does not exist."""
         if unknown := [rank for rank in ranks if rank not in self._ranks]:
             raise OverlapError(f"it is about rank {unknown[0]}, and there are {len(self._ranks)} ranks")
 
@@ -353,23 +414,33 @@ class RemoteViews:
         return len(self._stopped) >= len(self._placement) - 1
 
     def views_at_stop(self, views_here: Sequence[RankView], finished: Collection[int]) -> list[RankView]:
-        """Return the views of all ranks when the world was stopped, by process.
+        """Return the views of all ranks when the world was stopped, in the order of their processes.
 
         Args:
-            views_here: Those of the ranks of this process.
+            views_here: Views of the ranks of this process.
             finished: Ranks that have finished.
         """
-        known = {self._member: list(views_here), **self._stopped}
-        members = range(len(self._placement))
-        return [view for member in members for view in known.get(member) or self._assume_views(member, finished)]
+        known, views = {self._member: list(views_here), **self._stopped}, list[RankView]()
+        for member in range(len(self._placement)):
+            views += known.get(member) or self._assume_views(member, finished)
+        return views
 
     def views_without_progress(self, finished: Collection[int]) -> dict[int, RankView]:
-        """Return the views of ranks without progress; `finished` are ranks that have finished."""
+        """Return the views of ranks in other processes without progress, by rank.
+
+        Args:
+            finished: Ranks that have finished.
+        """
         known = {**self._quiet, **{member: self._assume_views(member, finished) for member in self._busy}}
         return {view.rank: view for views in known.values() for view in views}
 
     def _assume_views(self, member: int, finished: Collection[int]) -> list[RankView]:
-        """Return the views of a process that has not reported them, as other reports suggest."""
+        """Return views of the ranks of a process that has not reported any, from other reports on them.
+
+        Args:
+            member: The process.
+            finished: Ranks that have finished.
+        """
         busy = self._busy.get(member)
         views = []
         for rank in self._placement[member]:

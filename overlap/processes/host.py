@@ -1,32 +1,26 @@
-"""Member 0 as the host of a world: it listens, lets members in, and carries their messages.
+"""Member 0 as the host of a world: it listens, lets members join, and passes their messages on.
 
-Rejected connections disturb no member. `Members` decides about each stimulus; this is the side with sockets and tasks.
+Rejected connections disturb no member. `Members` decides what happens; this module has the sockets and tasks.
 """
 
 from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import TypeAlias
 
 import trio
 
 from transports.handshake import HandshakeError, welcome
 from transports.identity import Hello
 
-from .clock import CoordinatorClock
 from .identity import FRESH, RendezvousConfig, name_epoch
-from .link import ControlLink, MemberLinks, watch_silences
+from .link import ControlLink, MemberLinks
 from .members import Members, MembershipPhase
 from .sockets import format_endpoint, listen, set_socket_options
 from .wire import Join, MemberLost, MemberNotice, Message, Refused
-
-#: Functions that send a message to member 0, and that wait until everything sent has arrived and end the connections;
-#: and member 0's clock, on other members.
-Entered: TypeAlias = tuple[Callable[[Message], None], Callable[[], Awaitable[None]], CoordinatorClock | None]
 
 #: Most bytes that may wait to be sent to one member.
 _OUTBOX_LIMIT_BYTES = 64 * 2**20
@@ -41,28 +35,66 @@ class Host(MemberLinks):
     """Accepts connections, shakes hands, and performs the actions of `Members`.
 
     Args:
-        listener: Where members connect.
-        config: Who takes part, and the secret.
+        config: Configuration of member 0.
+        deliver: Called with each message to member 0.
         report: Prints a line for the user.
 
     Attributes:
-        members: Decides.
+        members: State of all members, which decides on the actions.
     """
 
-    def __init__(self, listener: trio.SocketListener, config: RendezvousConfig, report: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: RendezvousConfig, deliver: Callable[[Message], None], report: Callable[[str], None]
+    ) -> None:
         to_member_0, self._of_member_0 = trio.open_memory_channel[Message](math.inf)
-        super().__init__(0, to_member_0.send_nowait, report)
+        super().__init__(config, to_member_0.send_nowait, report)
         self.members: Members = Members(config)
-        self._listener, self._config = listener, config
+        self._handle = deliver
         self._hello = config.greeting
         self._pending: dict[trio.CancelScope, None] = {}  # handshakes under way, the oldest first
 
-    async def attend(self) -> None:
-        """Accept connections for ever; run it as a task."""
-        async with self._listener, trio.open_nursery() as nursery:
+    async def enter(self, nursery: trio.Nursery) -> None:
+        """Listen as member 0; return when all members have joined.
+
+        Args:
+            nursery: Owner of the connections; cancelling it closes them.
+
+        Raises:
+            ListenError: This process cannot listen at the endpoint.
+            JoinError: A member did not join in time.
+        """
+        config = self._config
+        # the launcher may have passed a socket that listens already
+        listener = listen(config.endpoint) if config.listener is None else config.listener.dup()
+        nursery.start_soon(self.accept_connections, trio.SocketListener(trio.socket.from_stdlib_socket(listener)))
+        nursery.start_soon(self.watch_silences, self.members.judge_silences)
+        nursery.start_soon(self.deliver)
+        # member 0 itself, which has no connection and so no address
+        self.act(self.members.connect(0, ""))
+        self.receive(0, Join(detail=config.detail, process=config.process))
+        with trio.move_on_after(config.timeout_s):
+            while not self.settled.is_set():
+                with trio.move_on_after(config.progress_s) as pause:
+                    await self.settled.wait()
+                if pause.cancelled_caught:
+                    self.act(self.members.report_progress())
+            await trio.lowlevel.checkpoint()
+        if not self.settled.is_set():
+            self.act(self.members.give_up())
+            with trio.move_on_after(LAST_MESSAGE_S):
+                await self.hang_up()
+        self.check_started()
+
+    async def accept_connections(self, listener: trio.SocketListener) -> None:
+        """Accept connections, and serve each in a task, until cancelled.
+
+        Args:
+            listener: Socket that listens at the endpoint; closed at the end.
+        """
+        async with listener, trio.open_nursery() as nursery:
             while True:
                 try:
-                    stream = await self._listener.accept()
+                    stream = await listener.accept()
                 except OSError as error:
                     if error.errno not in _EXHAUSTED:
                         raise
@@ -70,26 +102,19 @@ class Host(MemberLinks):
                 else:
                     nursery.start_soon(self._serve_connection, stream)
 
-    async def watch(self) -> None:
-        """Judge the silence of members for ever; run it as a task."""
-        judge = self.members.judge_silences
-        await watch_silences(self.links, self._config.patience, lambda silences: self.act(judge(silences)))
-
-    async def hang_up(self) -> None:
-        """Wait until members have received all messages that were queued for them, and have hung up."""
-        async with trio.open_nursery() as nursery:
-            for link in self.links.values():
-                nursery.start_soon(link.hang_up)
+    def send(self, message: Message) -> None:
+        """Act on a message of member 0."""
+        self.receive(0, message)
 
     def receive(self, member: int, message: Message) -> None:
         """Act on a message of a member."""
         self.act(self.members.receive(member, message, perf_counter_ns()))
 
-    async def deliver(self, handle: Callable[[Message], None]) -> None:
-        """Pass messages on to member 0, but a notice or a loss only after it was sent to the other members.
+    async def deliver(self) -> None:
+        """Pass messages to member 0, until cancelled; notices and losses only after they were sent to other members.
 
-        The program of member 0 may end this process because of it. The others would then see that end alone, and blame
-        it. A member that does not read delays the message by `LAST_MESSAGE_S`; later messages wait behind it.
+        After such a message, the program of member 0 may end this process. Without the message, the others would see
+        only that end, and blame member 0. A member that does not read delays delivery by `LAST_MESSAGE_S` at most.
         """
         while True:
             queued = [await self._of_member_0.receive()]
@@ -100,7 +125,7 @@ class Host(MemberLinks):
                     for link in list(self.links.values()):
                         await link.flush()
             for message in queued:
-                handle(message)
+                self._handle(message)
 
     async def _serve_connection(self, connection: trio.SocketStream) -> None:
         """Shake hands on a new connection, and serve the member until the connection ends."""
@@ -111,6 +136,7 @@ class Host(MemberLinks):
             async with stream:
                 set_socket_options(connection, self._config.patience.outage_s)
                 hello = await self._shake_hands(stream)
+                # A process of another epoch got this one's epoch in the handshake, and tries again later.
                 if hello.epoch == self._hello.epoch or self._accepts_any_attempt(hello):
                     await self.serve_member(stream, address, hello.member)
         except HandshakeError as error:
@@ -119,7 +145,10 @@ class Host(MemberLinks):
             pass  # the other side left before the handshake
 
     async def _shake_hands(self, stream: trio.abc.Stream) -> Hello:
-        """Shake hands. If too many handshakes wait, the oldest is given up: members take milliseconds, and retry."""
+        """Shake hands on a new connection, and return the other side's hello.
+
+        If too many handshakes are under way, the oldest is given up: a member needs milliseconds, and would try again.
+        """
         if len(self._pending) >= 2 * self._config.members + 8:
             oldest = next(iter(self._pending))
             del self._pending[oldest]
@@ -130,10 +159,14 @@ class Host(MemberLinks):
                 return await welcome(stream, self._config.secret, self._validate_hello)
             finally:
                 self._pending.pop(scope, None)
+        # reached only when the scope was cancelled, as the oldest one
         raise HandshakeError("it sent nothing while too many other connections waited", why="crowded")
 
     def _validate_hello(self, hello: Hello) -> Hello | str:
-        """Return this host's hello, or a reason to refuse; a process of a later epoch gets this one, and waits."""
+        """Return this host's hello, or why the other side is refused, as text.
+
+        A process of a later epoch is not refused: it gets this host's hello, sees the epoch, and tries again later.
+        """
         own_hello = self._hello
         if (hello.role, hello.job) != (own_hello.role, own_hello.job):
             return f"job '{hello.job}' refused, this is job '{own_hello.job}'"
@@ -146,11 +179,20 @@ class Host(MemberLinks):
         return own_hello
 
     def _accepts_any_attempt(self, hello: Hello) -> bool:
-        """Whether both sides are fresh, and the world is not complete: they agree on the attempt when all have met."""
+        """Whether the sender of a hello may join with another attempt number than this process has.
+
+        It may if neither of the two has been in a world yet, and not all have joined: all then agree on a number.
+        """
         return FRESH == hello.detail == self._hello.detail and self.members.phase is MembershipPhase.GATHERING
 
     async def serve_member(self, stream: trio.abc.Stream, address: str, member: int) -> None:
-        """Serve one member, and send it the reason if this side ends the connection."""
+        """Serve one member, and send it the reason if this side ends the connection.
+
+        Args:
+            stream: Connection to the member, after the handshake.
+            address: Address of the other end, for messages.
+            member: Number of the member, from its hello. It is refused if the member has a connection already.
+        """
         link = ControlLink(stream, limit_bytes=_OUTBOX_LIMIT_BYTES)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.write)
@@ -168,45 +210,8 @@ class Host(MemberLinks):
             nursery.cancel_scope.cancel()
 
 
-async def enter_as_host(
-    config: RendezvousConfig, nursery: trio.Nursery, deliver: Callable[[Message], None], report: Callable[[str], None]
-) -> Entered:
-    """Listen as member 0; return when all members have joined.
-
-    Args:
-        config: Configuration of member 0.
-        nursery: Owner of the connections; cancelling it closes them.
-        deliver: Receives the messages to member 0.
-        report: Prints lines for the user.
-
-    Raises:
-        ListenError: This process cannot listen at the endpoint.
-        JoinError: A member did not join in time.
-    """
-    # the launcher may have passed it on
-    listener = listen(config.endpoint) if config.listener is None else config.listener.dup()
-    host = Host(trio.SocketListener(trio.socket.from_stdlib_socket(listener)), config, report)
-    nursery.start_soon(host.attend)
-    nursery.start_soon(host.watch)
-    nursery.start_soon(host.deliver, deliver)
-    host.act(host.members.connect(0, ""))
-    host.receive(0, Join(detail=config.detail, process=config.process))
-    with trio.move_on_after(config.timeout_s):
-        while not host.settled.is_set():
-            with trio.move_on_after(config.progress_s) as pause:
-                await host.settled.wait()
-            if pause.cancelled_caught:
-                host.act(host.members.report_progress())
-        await trio.lowlevel.checkpoint()
-    if not host.settled.is_set():
-        host.act(host.members.give_up())
-        with trio.move_on_after(LAST_MESSAGE_S):
-            await host.hang_up()
-    host.check()
-    return lambda message: host.receive(0, message), host.hang_up, None
-
-
 def _name_peer(connection: trio.SocketStream) -> str:
+    """Return the address of the other end, for messages."""
     try:
         return format_endpoint(connection.socket.getpeername()[:2])
     except OSError:

@@ -1,4 +1,4 @@
-"""Meeting point of the processes of an MPI job, sent by MPI where the launcher has set none."""
+"""Introduction of the processes of an MPI job: MPI sends the endpoint and the secret, if no variable has them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import msgpack
 import trio
 
 from ..errors import UsageError
-from .identity import JOIN_TIMEOUT_S
 from .place import ProcessPlace
 from .sockets import listen
 
 _LOOK_S = 1e-3  # between two looks at an operation of MPI, which offers nothing to wait for
 _CARD_BYTES = 1024  # a name of a host has 255 bytes at most
-# Ends its parent, unless its input ends within a time: seconds, pid and line are its arguments.
+# Program of a child: kills the process with the id argv[2], and prints the line argv[3], unless the child's input ends
+# within argv[1] seconds.
 _WATCHER = """\
 import os, select, signal, sys
 if not select.select([0], [], [], float(sys.argv[1]))[0]:
@@ -28,41 +28,43 @@ if not select.select([0], [], [], float(sys.argv[1]))[0]:
 
 
 async def introduce_by_mpi(
-    own_place: ProcessPlace, timeout_s: float = JOIN_TIMEOUT_S
+    own_place: ProcessPlace, timeout_s: float
 ) -> tuple[tuple[str, int], bytes, socket.socket | None]:
-    """Send the endpoint and the secret of process 0 to the others through MPI; later bytes take other ways.
+    """Send the endpoint and the secret of process 0 to the other processes through MPI, which is not used after that.
+
+    MPI waits for ever if a process ends before it has started MPI, in a C function that keeps the GIL. So a child
+    process kills this one after `timeout_s`, and prints a line about the reason.
 
     Args:
         own_place: Place of this process.
-        timeout_s: After it a child ends this process, with a line. MPI waits for ever for a process that has ended
-            before it started MPI; it does so in a C function that keeps the GIL, and again at a usual exit.
+        timeout_s: Limit in seconds.
 
     Returns:
-        The endpoint, the secret, and the listening socket on process 0.
+        The endpoint, as host and port; the secret; and on process 0 the socket that listens there, on others None.
 
     Raises:
-        UsageError: mpi4py is not installed, or its library is not that of the launcher.
+        UsageError: mpi4py is not installed, or its library does not belong to the launcher.
     """
-    line = (
-        f"overlap: process {own_place.process}: MPI did not bring {own_place.processes} processes together within "
-        f"{timeout_s:g} s: one has ended, or does not call overlap.run; look at its output"
-    )
+    fact = f"MPI did not bring {own_place.processes} processes together within {timeout_s:g} s"
+    cause = "one has ended, or does not call overlap.run; look at its output"
+    line = f"overlap: process {own_place.process}: {fact}: {cause}"
     arguments = ("-S", "-E", "-c", _WATCHER, str(timeout_s), str(os.getpid()), line)
     watcher = subprocess.Popen([sys.executable, *arguments], stdin=subprocess.PIPE)  # noqa: ASYNC220 - takes a moment
     try:
         return await _introduce(own_place)
     finally:
+        # closes the input of the child, which then ends, and waits for it
         watcher.communicate()
 
 
 async def _introduce(own_place: ProcessPlace) -> tuple[tuple[str, int], bytes, socket.socket | None]:
+    """Broadcast endpoint and secret of process 0 by MPI; result and errors as of `introduce_by_mpi`."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError):  # mpi4py without a library
-        raise UsageError(
-            f"{own_place.source} started {own_place.processes} processes and has set no endpoint where they meet: "
-            "pip install mpi4py to let MPI introduce them, or set MASTER_ADDR and MASTER_PORT"
-        ) from None
+        fact = f"{own_place.source} started {own_place.processes} processes and has set no endpoint where they meet"
+        advice = "pip install mpi4py to let MPI introduce them, or set MASTER_ADDR and MASTER_PORT"
+        raise UsageError(f"{fact}: {advice}") from None
     seen = MPI.COMM_WORLD.Get_size()
     if seen != own_place.processes:
         library = MPI.Get_library_version().split("\n")[0].split(",")[0].strip()

@@ -1,8 +1,8 @@
 """Joining a world of several processes, and the membership of a process in it.
 
-Member 0 is the host, at an endpoint, and the other members are its clients. The connection lives in an event loop in a
-thread of its own, which answers while the program is busy. Messages for the program are passed to the program's loop,
-in the order of arrival.
+Member 0 is the host, which listens at an endpoint; the other members are its clients. The connection lives in an event
+loop in a thread of its own, which answers while the program is busy. Messages for the program are passed to the
+program's event loop, in the order of arrival.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from typing import Self, TypeVar
 import trio
 from trio.lowlevel import TrioToken, current_trio_token
 
+from transports.failures import REPORT_BUG
 from transports.handshake import HandshakeError
 
 from ..errors import UsageError
 from ..tasks import open_background_nursery
 from ..threads import start_thread
 from .clock import ClockOffset, CoordinatorClock
-from .host import LAST_MESSAGE_S, Entered, enter_as_host
+from .host import LAST_MESSAGE_S, Host
 from .identity import JoinError, RendezvousConfig, name_epoch
 from .launchers import is_loopback
-from .link import ControlLink, MemberLinks, watch_silences
+from .link import ControlLink, MemberLinks
 from .members import Client, News, View
 from .sockets import NoListenerError, dial_and_greet, format_endpoint
 from .wire import BLOB_LIMIT_BYTES, BODY_LIMIT_BYTES, Bye, Contribution, MemberLost, Message, Notice
@@ -40,12 +41,13 @@ T = TypeVar("T")
 async def join(config: RendezvousConfig, *, report: Callable[[str], None]) -> AsyncIterator[Membership]:
     """Join a world of several processes for the length of an ``async with``.
 
-    The connection lives in a thread of its own, so that a busy program does not count as lost. A block that ends
-    without `Membership.leave`, by an error or not, is a loss to the others.
+    The connection lives in a thread of its own, so that a busy program does not count as lost. If the block ends
+    without `Membership.leave`, by an error or not, the other members count this one as lost.
 
     Args:
         config: Endpoint, identity and time limits.
-        report: Prints lines for the user, in that thread: members that are missing or silent, rejected connections.
+        report: Prints a line for the user about missing or silent members, or rejected connections. It is called in the
+            thread of the connection.
 
     Raises:
         JoinError: The world did not start, or has refused this process.
@@ -65,33 +67,34 @@ async def join_here(
 
     Args:
         config: Endpoint, identity and time limits.
-        report: Prints lines for the user.
-        home: Token of the loop in which the membership is used; by default this one.
+        report: Prints a line for the user.
+        home: Token of the event loop in which the membership is used; None: this one.
     """
     if config.tls is not None:
         config.tls.check()
     membership = Membership(config, home or current_trio_token())
     async with open_background_nursery() as nursery:
         services = await nursery.start(_keep_open)
-        enter = _ClientConnection(config, membership.handle, report).enter
+        # member 0 is the host
+        kind = _ClientConnection if config.member else Host
+        connections = kind(config, membership.handle, report)
         try:
-            if config.member:
-                membership.send, hang_up, membership.host_clock = await enter(services)
-            else:
-                membership.send, hang_up, _ = await enter_as_host(config, services, membership.handle, report)
+            await connections.enter(services)
+            membership.send, membership.host_clock = connections.send, connections.clock
             try:
                 yield membership
-            finally:  # also when cancelled: other members report the cause that a failing member has sent
+            finally:  # even when cancelled: the cause of a failure, sent just before, must reach other members
                 with trio.move_on_after(LAST_MESSAGE_S, shield=True):
                     await membership.flush()
-                    await hang_up()
+                    await connections.hang_up()
         finally:
             services.cancel_scope.cancel()
 
 
 async def _keep_open(task_status: trio.TaskStatus[trio.Nursery]) -> None:
-    """Start a nursery that ends only when its own scope is cancelled."""
-    # A cancelled caller would not get the nursery, and so never end it; no other checkpoint follows before that.
+    """Open a nursery that ends only when its own scope is cancelled, and report it by `task_status`."""
+    # A cancelled caller would not get the nursery, and could not end it. So a cancellation is raised before it opens;
+    # there is no checkpoint between this one and `started`.
     await trio.lowlevel.checkpoint_if_cancelled()
     with trio.CancelScope(shield=True):
         async with trio.open_nursery() as nursery:
@@ -100,22 +103,22 @@ async def _keep_open(task_status: trio.TaskStatus[trio.Nursery]) -> None:
 
 
 class Membership:
-    """One of the `members` processes of a world; made by `join`. Use it in the loop that has joined.
+    """A process in a world of several, made by `join`. Use it in the event loop that has joined.
 
-    ``async for news in membership`` reads the notices of other members, and each loss of a member, once.
+    ``async for news in membership`` yields each notice of another member, and each loss of a member, once.
 
-    Control messages only: small, in order, through member 0. Arrays travel over a transport.
+    It carries control messages only: small ones, in order, through member 0. Arrays travel over a transport.
 
     Attributes:
         member: Index of this process.
         members: Number of processes.
-        on_loss: Called with each loss of a member at once, before it is read.
-        send: Sends a message to member 0, in the loop of the connection.
+        on_loss: Called with each loss of a member when the report arrives, before ``async for`` yields it.
+        send: Sends a message to member 0; called in the event loop of the connection.
         host_clock: Samples of member 0's clock; None on member 0.
     """
 
     def __init__(self, config: RendezvousConfig, home: TrioToken) -> None:
-        """Made by `join`, in the loop of the connection; `home` is the token of the program's loop."""
+        """To be called in the event loop of the connection; `home` is the token of the program's loop."""
         self.member: int = config.member
         self.members: int = config.members
         self.on_loss: Callable[[MemberLost], object] = lambda lost: None
@@ -130,39 +133,37 @@ class Membership:
         return f"<Membership: {self.member} of {self.members}{gone}>"
 
     @property
-    def clock(self) -> ClockOffset:
-        """Offset of member 0's ``time.perf_counter_ns`` from this process's, by the best estimate so far."""
+    def clock_offset(self) -> ClockOffset:
+        """Offset of member 0's ``time.perf_counter_ns`` from this process's: the best estimate so far."""
         samples = self.host_clock
         return ClockOffset(offset_ns=0, error_ns=0) if samples is None else samples.offset(perf_counter_ns())
 
     async def exchange(self, name: str, part: bytes = b"", *, doing: str = "") -> list[bytes]:
-        """Send a part to all members, and return the parts of all, in member order.
+        """Send a part to all members, and return the parts of all members, in member order.
 
-        The k-th exchange of a name on one member is the k-th of that name on the others. If this is cancelled, the
-        others get their result nevertheless.
+        The k-th exchange of a name on one member belongs to the k-th of that name on the others. If this call is
+        cancelled, the other members get their results nevertheless.
 
         Args:
-            name: The same on all members.
+            name: Name of the exchange, the same on all members.
             part: At most 48 KiB.
-            doing: Begins an error; by default it names the exchange.
+            doing: Begins error messages; "": they name the exchange.
 
         Raises:
-            UsageError: At once: the part is too long.
-            MemberLostError: A member is lost or has left, before it had sent its part.
+            UsageError: At once: the part is too long, or this member has left.
+            MemberLostError: A member is lost or has left before it has sent its part.
         """
         doing = doing or f"exchange '{name}'"
         if len(part) > BLOB_LIMIT_BYTES:
-            raise UsageError(
-                f"{doing}: the part has {len(part)} bytes, the limit is {BLOB_LIMIT_BYTES}; "
-                "this is a bug in overlap, please report it"
-            )
-        self._view.check(doing)
-        turn = self._view.begin(name)
+            size = f"{len(part)} bytes, the limit is {BLOB_LIMIT_BYTES}"
+            raise UsageError(f"{doing}: the part has {size}; {REPORT_BUG}")
+        self._view.check_exchange(doing)
+        turn = self._view.begin_exchange(name)
         try:
             self._send_soon(Contribution(name=name, turn=turn, blob=bytes(part)))
-            return await self._wait_for(lambda: self._view.parts(name, turn, doing))
+            return await self._wait_for(lambda: self._view.exchange_parts(name, turn, doing))
         finally:
-            self._view.end(name, turn)
+            self._view.end_exchange(name, turn)
 
     async def barrier(self, name: str) -> None:
         """Return when all members have arrived at the barrier of this name.
@@ -173,9 +174,9 @@ class Membership:
         await self.exchange(f"barrier {name}", doing=f"barrier '{name}'")
 
     def send_notice(self, body: bytes) -> None:
-        """Send bytes to all other members, which read them, in the order of the calls.
+        """Send bytes to all other members, which get them by ``async for``, in the order of the calls.
 
-        Returns at once; any thread. After this member has left, or member 0 is lost, it has no effect.
+        Returns at once; any thread may call it. After this member has left, or member 0 is lost, it has no effect.
 
         Args:
             body: At most 60 KiB.
@@ -184,19 +185,16 @@ class Membership:
             UsageError: The body is longer.
         """
         if len(body) > BODY_LIMIT_BYTES:
-            raise UsageError(
-                f"notice: has {len(body)} bytes, the limit is {BODY_LIMIT_BYTES}; "
-                "this is a bug in overlap, please report it"
-            )
+            raise UsageError(f"notice: has {len(body)} bytes, the limit is {BODY_LIMIT_BYTES}; {REPORT_BUG}")
         self._send_soon(Notice(body=body))
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> News:
-        """Return the next notice of another member, or the loss of one, in the order of arrival; for one task.
+        """Wait for the next notice or loss of another member, and return it; only one task may wait.
 
-        There is none after this member has left, and after the loss of member 0.
+        Ends after this member has left, or member 0 is lost.
         """
         await self._wait_for(lambda: self._view.news or self._view.over or None)
         if not self._view.news:
@@ -209,39 +207,40 @@ class Membership:
         return bool(self._view.news)
 
     async def leave(self) -> None:
-        """Leave the world: for the others, the end of this process is no loss then.
+        """Leave the world, so that the other members do not count the end of this process as a loss.
 
-        On member 0 this returns when all others have left or are lost, because it carries their messages.
+        On member 0 this returns when all others have left or are lost, because member 0 passes on their messages.
         """
         if not self._view.over:
             self._send_soon(Bye())
         await self._wait_for(lambda: self._view.over or None)
 
     def handle(self, message: Message) -> None:
-        """Pass a message to the program's loop; called in that of the connection."""
+        """Pass a message to the program's event loop; called in the loop of the connection."""
         with suppress(trio.RunFinishedError):
             self._home.run_sync_soon(self._receive, message)
 
     async def flush(self) -> None:
-        """Wait until all messages of this member have been passed to the connection."""
+        """Wait until all messages of this member have been passed to the connection, in the order of the calls."""
         done = trio.Event()
         self._connection_loop.run_sync_soon(done.set)
         await done.wait()
 
     def _send_soon(self, message: Message) -> None:
-        """Send a message to member 0, in the order of the calls; any thread."""
+        """Send a message to member 0, in the order of the calls, from any thread."""
         with suppress(trio.RunFinishedError):
+            # `self.send` is looked up only when this runs, because `join_here` replaces it
             self._connection_loop.run_sync_soon(lambda: self.send(message))
 
     def _receive(self, message: Message) -> None:
-        """Act on a message, in the program's loop and in the order in which member 0 has sent them."""
+        """Act on a message of member 0, in the program's event loop, and wake tasks that wait for one."""
         if (loss := self._view.handle(message)) is not None:
             self.on_loss(loss)
         self._changed.set()
         self._changed = trio.Event()
 
     async def _wait_for(self, find: Callable[[], T | None]) -> T:
-        """Call `find` after each message until it returns something, and return that; `find` may raise."""
+        """Call `find` now, and after each message, until its result is not None; return the result."""
         await trio.lowlevel.checkpoint()
         while (found := find()) is None:
             await self._changed.wait()
@@ -252,20 +251,24 @@ class _ClientConnection(MemberLinks):
     """The connection of a member other than 0: reaches the host, and performs the actions of `Client`.
 
     Args:
-        config: Who takes part, and the secret.
-        deliver: Takes the messages that are not the connection's own.
+        config: Configuration of this member.
+        deliver: Called with each message to the program of this member.
         report: Prints a line for the user.
     """
 
     def __init__(
         self, config: RendezvousConfig, deliver: Callable[[Message], None], report: Callable[[str], None]
     ) -> None:
-        super().__init__(config.member, deliver, report)
-        self._config, self._client = config, Client(config)
-        self._obstacle = "no attempt came to an end"  # empty: the host is reached
-        self._host_is_late = False  # the host lets handshakes wait, as a process that still starts does
+        super().__init__(config, deliver, report)
+        self._client = Client(config)
+        self._obstacle = "no attempt came to an end"  # why the host is not reached; empty: it is reached
+        self._host_is_late = False  # whether the host has let a handshake wait, as while its process still starts
 
-    async def enter(self, nursery: trio.Nursery) -> Entered:
+    def send(self, message: Message) -> None:
+        """Send a message to member 0."""
+        self.links[0].send(message)
+
+    async def enter(self, nursery: trio.Nursery) -> None:
         """Connect to the host, and return when all members have joined.
 
         Raises:
@@ -281,23 +284,23 @@ class _ClientConnection(MemberLinks):
             await self.settled.wait()
         if not self.settled.is_set():
             self.act(self._client.give_up(self._obstacle))
-        self.check()
-        return self.links[0].send, self.links[0].hang_up, self._client.clock
+        self.check_started()
+        self.clock = self._client.clock
 
     async def _read_until_end(self) -> None:
+        """Act on the messages of member 0 until the connection ends, and then on the end."""
         link, client = self.links[0], self._client
         async with link.stream:
-            self.act(client.end_link(await link.read(lambda read: self.act(client.receive(read, perf_counter_ns())))))
+            reason = await link.read(lambda message: self.act(client.receive(message, perf_counter_ns())))
+            self.act(client.end_link(reason))
 
     async def _beat(self) -> None:
-        """Send signs of life, and watch those of the host."""
+        """Send signs of life, and watch for those of the host, until cancelled."""
         self.act(self._client.beat({}, perf_counter_ns()))
-        await watch_silences(
-            self.links, self._config.patience, lambda found: self.act(self._client.beat(found, perf_counter_ns()))
-        )
+        await self.watch_silences(lambda silences: self._client.beat(silences, perf_counter_ns()))
 
     async def _reach(self) -> trio.abc.Stream:
-        """Connect to the host, trying again until it listens: processes start in any order."""
+        """Return a connection to the host, trying again until it listens, because processes start in any order."""
         pause_s = _FIRST_PAUSE_S
         while (stream := await self._connect()) is None:
             await trio.sleep(pause_s)
@@ -324,9 +327,9 @@ class _ClientConnection(MemberLinks):
         return None
 
     async def _report_obstacle(self) -> None:
-        """Print why the host cannot be reached, once for each reason; look every `progress_s` seconds.
+        """Print why the host cannot be reached, once for each reason; look every `progress_s` seconds until it is.
 
-        If the host is late for all processes of a machine, process 1 alone prints that.
+        If the host is late and on this machine, it is late for all processes here: then only process 1 prints it.
         """
         config, printed = self._config, {""}
         while self._obstacle:
@@ -340,13 +343,13 @@ class _ClientConnection(MemberLinks):
 
 @asynccontextmanager
 async def in_own_thread(name: str, manager: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
-    """Enter an async context manager in the event loop of another thread, for the length of a block here.
+    """Enter an async context manager in the event loop of a new thread, for the length of a block in this loop.
 
-    Its error is raised here.
+    The block gets the value of the manager. An error of the manager cancels the block, and is raised here.
 
     Args:
         name: Name of the thread.
-        manager: Entered and left in the other loop; its value is used here.
+        manager: The manager, which is entered and left in the other loop.
     """
     home, own_scope, entering = current_trio_token(), trio.CancelScope(), trio.CancelScope()
     started, entered, ended, left = trio.Event(), trio.Event(), trio.Event(), trio.Event()
@@ -355,6 +358,7 @@ async def in_own_thread(name: str, manager: AbstractAsyncContextManager[T]) -> A
     failure: BaseException | None = None
 
     def run_at_home(function: Callable[[], object]) -> None:
+        """Call a function in the loop of the block, unless that has ended."""
         with suppress(trio.RunFinishedError):
             home.run_sync_soon(function)
 
@@ -369,6 +373,7 @@ async def in_own_thread(name: str, manager: AbstractAsyncContextManager[T]) -> A
                 await left.wait()
 
     def run_loop() -> None:
+        """Run the loop of the thread; an error cancels the block."""
         nonlocal failure
         try:
             trio.run(hold_manager)
@@ -381,6 +386,7 @@ async def in_own_thread(name: str, manager: AbstractAsyncContextManager[T]) -> A
     thread = threading.Thread(target=run_loop, name=name, daemon=True)
     start_thread(thread)
     with trio.CancelScope(shield=True):
+        # from here on the thread has a token, by which this loop can end it
         await started.wait()
     with own_scope:
         try:
@@ -389,6 +395,7 @@ async def in_own_thread(name: str, manager: AbstractAsyncContextManager[T]) -> A
                 yield value
         finally:
             with suppress(trio.RunFinishedError):
+                # the manager is left in order once it was entered; before that, its entry is cancelled
                 token.run_sync_soon(left.set if entered.is_set() else entering.cancel)
             with trio.CancelScope(shield=True):
                 await ended.wait()
@@ -397,4 +404,4 @@ async def in_own_thread(name: str, manager: AbstractAsyncContextManager[T]) -> A
         try:
             raise failure
         finally:
-            failure = None  # or it would keep this frame alive, which keeps it alive
+            failure = None  # breaks the reference cycle of the error, its traceback and this frame

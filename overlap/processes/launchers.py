@@ -9,7 +9,7 @@ import ipaddress
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import UsageError
@@ -24,7 +24,7 @@ _OUT_OF_ORDER = ("cyclic", "plane", "arbitrary")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherValues:
-    """Values of one launcher; None where it sets none."""
+    """Values that one launcher has set for this process; None: it has not set the value."""
 
     source: str  # Name of the launcher
     process: int  # Index of this process
@@ -38,31 +38,36 @@ class LauncherValues:
 
 
 def _read_torchrun(environ: Mapping[str, str]) -> LauncherValues | None:
-    """Read the variables of torchrun. A restart is another job: processes of an earlier attempt cannot join it."""
+    """Return the values of torchrun, or None if it has not started this process.
+
+    A restart is another job: processes of an earlier attempt cannot join it.
+    """
     job = ".".join(filter(None, (environ.get("TORCHELASTIC_RUN_ID"), environ.get("TORCHELASTIC_RESTART_COUNT"))))
     local = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
     return _read_row("torchrun", environ, ("RANK", "WORLD_SIZE"), local, job=job)
 
 
 def _read_open_mpi(environ: Mapping[str, str]) -> LauncherValues | None:
+    """Return the values of Open MPI, or None if it has not started this process."""
     names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
     local = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", None)
     return _read_row("Open MPI", environ, names, local, job=environ.get("PMIX_NAMESPACE"))
 
 
 def _read_mpich(environ: Mapping[str, str]) -> LauncherValues | None:
+    """Return the values of MPICH, or None if it has not started this process."""
     return _read_row("MPICH", environ, ("PMI_RANK", "PMI_SIZE"), ("MPI_LOCALRANKID", "MPI_LOCALNRANKS", None))
 
 
 def _read_slurm(environ: Mapping[str, str]) -> LauncherValues | None:
-    """Read the variables of a step of `srun`.
+    """Return the values of Slurm, or None if `srun` has not started this process as a task of a step.
 
-    A batch script has only the variables of its job, and is a single process.
+    A batch script is not such a task: it has only the variables of its job, and is a single process.
     """
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")
     if not step:
         return None
-    # Variables of the step count, those of the job only where a step lacks them.
+    # variables of the step take precedence over those of the job
     size = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
     row = _read_index_and_size("Slurm", environ, "SLURM_PROCID", size)
     if row is None:
@@ -72,8 +77,8 @@ def _read_slurm(environ: Mapping[str, str]) -> LauncherValues | None:
     hosts = "SLURM_STEP_NODELIST" if environ.get("SLURM_STEP_NODELIST") else "SLURM_JOB_NODELIST"
     count, node = read_number(environ, nodes, at_least=1), read_number(environ, "SLURM_NODEID")
     if count is not None and node is not None:
-        # Tasks that are dealt out in turn have no blocks of neighbours: each then counts as a node of its own.
-        if processes > count > 1 and not _follow_each_other(environ, processes, count):
+        # If nodes do not have blocks of successive tasks, each task counts as a node of its own.
+        if processes > count > 1 and not _tasks_fill_nodes_in_order(environ, processes, count):
             node, count = process, processes
         _check_blocks("Slurm", process, processes, node=node, nodes=count)
     job = read_number(environ, "SLURM_JOB_ID") or 0
@@ -85,44 +90,51 @@ def _read_slurm(environ: Mapping[str, str]) -> LauncherValues | None:
         node=node,
         nodes=count,
         host=first_host(environ[hosts], name=hosts) if environ.get(hosts) else None,
+        # 31 steps of a job follow each other before the ports of the next job begin
         port=SLURM_FIRST_PORT + (31 * job + int(step if step.isdecimal() else 0)) % SLURM_PORTS,
         job=f"slurm-{job}.{step}.{attempt}",
     )
 
 
-def _follow_each_other(environ: Mapping[str, str], tasks: int, nodes: int) -> bool:
-    """Whether Slurm gives the tasks of a step to its nodes one after the other, and equally many to each."""
+def _tasks_fill_nodes_in_order(environ: Mapping[str, str], tasks: int, nodes: int) -> bool:
+    """Whether Slurm fills the nodes of a step one after the other, each with the same number of tasks.
+
+    Args:
+        environ: The environment of a task.
+        tasks: Number of tasks.
+        nodes: Number of nodes.
+    """
     per_node = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
-    here = [int(task) for task in environ.get("SLURM_GTIDS", "").split(",") if task.isdecimal()] or [0]
-    dealt = environ.get("SLURM_DISTRIBUTION", "").startswith(_OUT_OF_ORDER) or here[-1] - here[0] >= len(here)
-    return not dealt and "," not in per_node and tasks % nodes == 0
+    tasks_here = [int(task) for task in environ.get("SLURM_GTIDS", "").split(",") if task.isdecimal()] or [0]
+    # gaps between the numbers of this node's tasks: Slurm has placed tasks on the nodes in turn
+    has_gaps = tasks_here[-1] - tasks_here[0] >= len(tasks_here)
+    in_turn = environ.get("SLURM_DISTRIBUTION", "").startswith(_OUT_OF_ORDER) or has_gaps
+    # "2(x3)" means equal nodes; "2,1" nodes with different numbers of tasks
+    return not in_turn and "," not in per_node and tasks % nodes == 0
 
 
-ROWS: tuple[Callable[[Mapping[str, str]], LauncherValues | None], ...] = (
-    _read_torchrun,
-    _read_open_mpi,
-    _read_mpich,
-    _read_slurm,
-)
+ROWS = (_read_torchrun, _read_open_mpi, _read_mpich, _read_slurm)
 """From the innermost launcher to the outermost."""
 
 
 def find_endpoint(environ: Mapping[str, str], row: LauncherValues) -> tuple[str, int] | None:
-    """Return the endpoint at which process 0 listens.
+    """Return the host and the port at which process 0 listens, or None if no variable names them.
+
+    Args:
+        environ: The environment.
+        row: Values of the launcher.
 
     Raises:
-        UsageError: For an invalid address.
+        UsageError: The address or the port is invalid or missing.
     """
     if text := environ.get("OVERLAP_RDZV_ENDPOINT"):
         try:
             endpoint = parse_endpoint(text)
         except UsageError as error:
             raise UsageError(f"OVERLAP_RDZV_ENDPOINT: {error}") from None
-        if endpoint[1] == 0:  # all processes must know it
-            raise UsageError(
-                f"OVERLAP_RDZV_ENDPOINT: {text!r} has no port; write HOST:PORT, with the port where process 0 is to "
-                "listen"
-            )
+        if endpoint[1] == 0:  # a free port, which other processes would not know
+            advice = "write HOST:PORT, with the port where process 0 is to listen"
+            raise UsageError(f"OVERLAP_RDZV_ENDPOINT: {text!r} has no port; {advice}")
         return endpoint
     host, port = row.host, row.port
     if address := environ.get("MASTER_ADDR"):
@@ -130,10 +142,16 @@ def find_endpoint(environ: Mapping[str, str], row: LauncherValues) -> tuple[str,
         if port is None:
             raise UsageError(f"MASTER_ADDR={address} needs MASTER_PORT, the port on that host; set it too")
         if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or (environ is os.environ and _torch_has_met()):
-            port += 1 if port < 65535 else -1
+            port = next_port(port)
     if host is None or port is None:
         return None
+    # processes of one machine meet on its loopback interface, which no other machine reaches
     return ("127.0.0.1" if row.nodes == 1 else host), port
+
+
+def next_port(port: int) -> int:
+    """Return the port after `port`, or before the last one: a store of torch has one of the two, overlap the other."""
+    return port + 1 if port < 65535 else port - 1
 
 
 def _torch_has_met() -> bool:
@@ -143,7 +161,7 @@ def _torch_has_met() -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine reach an address; a name other than "localhost" may mean any address."""
+    """Whether only processes of this machine reach an address; False for any name but "localhost"."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -153,8 +171,14 @@ def is_loopback(host: str) -> bool:
 def read_number(environ: Mapping[str, str], name: str, *, at_least: int = 0, at_most: int = 2**31 - 1) -> int | None:
     """Return a whole number from the environment, or None if there is none.
 
+    Args:
+        environ: The environment.
+        name: Name of the variable.
+        at_least: Smallest number allowed.
+        at_most: Largest number allowed.
+
     Raises:
-        UsageError: If it is something else; names the variable and the value.
+        UsageError: The value is no such number; the error names the variable and the value.
     """
     text = environ.get(name)
     if not text:
@@ -172,7 +196,18 @@ def _read_row(
     *,
     job: str | None = None,
 ) -> LauncherValues | None:
-    """Read the index and number of processes, of the world and of this node."""
+    """Return the values of a launcher that sets an index and a number of processes; None if it has set neither.
+
+    Args:
+        source: Name of the launcher, for errors.
+        environ: The environment.
+        names: Variables of the index of this process and of the number of processes, in the world.
+        local: The same two variables for this node, and the variable of the index of the node; None: there is none.
+        job: Name of the job, if the launcher has one.
+
+    Raises:
+        UsageError: A value is invalid, or nodes have unequally many processes.
+    """
     if (pair := _read_index_and_size(source, environ, *names)) is None:
         return None
     process, processes = pair
@@ -180,10 +215,8 @@ def _read_row(
     if size is None:
         return LauncherValues(source=source, process=process, processes=processes, job=job)
     if size < 1 or processes % size or (index is not None and process % size != index):
-        raise UsageError(
-            f"{source}: nodes must have equally many processes, in order; this is process {process} of {processes}, "
-            f"{local[0]}={index}, {local[1]}={size}; start equally many on each"
-        )
+        values = f"process {process} of {processes}, {local[0]}={index}, {local[1]}={size}"
+        raise _uneven_error(source, f"this is {values}")
     nodes = processes // size
     if node is not None:
         _check_blocks(source, process, processes, node=node, nodes=nodes)
@@ -193,27 +226,53 @@ def _read_row(
 
 
 def _read_index_and_size(source: str, environ: Mapping[str, str], index: str, size: str) -> tuple[int, int] | None:
-    """Read the index and the number of the processes; None if the launcher has set neither."""
+    """Return the index of this process and the number of processes; None if the launcher has set neither.
+
+    Args:
+        source: Name of the launcher, for errors.
+        environ: The environment.
+        index: Name of the variable with the index.
+        size: Name of the variable with the number.
+
+    Raises:
+        UsageError: One of the two is missing, or the index is too large.
+    """
     process, processes = read_number(environ, index), read_number(environ, size, at_least=1)
     if process is None and processes is None:
         return None
     if process is None or processes is None:
         present, missing = (index, size) if processes is None else (size, index)
-        raise UsageError(
-            f"{present}={environ[present]} ({source}) needs {missing}, which is not set; set both, or none"
-        )
+        reason = f"{present}={environ[present]} ({source}) needs {missing}, which is not set"
+        raise UsageError(f"{reason}; set both, or none")
     if process >= processes:
-        raise UsageError(f"{index}={process}: ranks are numbered from 0, and {size}={processes}")
+        allowed = f"with {size}={processes} it can be 0 to {processes - 1}"
+        raise UsageError(f"{index}={process} is too large: {allowed}; correct what {source} sets")
     return process, processes
 
 
 def _check_blocks(source: str, process: int, processes: int, *, node: int, nodes: int) -> None:
-    """Refuse nodes with unequally many processes, and processes that are not in the order of the nodes."""
+    """Raise `UsageError` if nodes have different numbers of processes, or processes are not in the order of nodes.
+
+    Args:
+        source: Name of the launcher, for the error.
+        process: Index of this process.
+        processes: Number of processes.
+        node: Index of the node of this process.
+        nodes: Number of nodes.
+    """
     if processes % nodes or process // (processes // nodes) != node:
-        raise UsageError(
-            f"{source}: nodes must have equally many processes, in order; process {process} of {processes} is on "
-            f"node {node} of {nodes}; start equally many on each"
-        )
+        raise _uneven_error(source, f"process {process} of {processes} is on node {node} of {nodes}")
+
+
+def _uneven_error(source: str, found: str) -> UsageError:
+    """Return the error of nodes with different numbers of processes, or with processes in another order.
+
+    Args:
+        source: Name of the launcher.
+        found: Where the launcher has placed this process, as text.
+    """
+    rule = "nodes must have equally many processes, in order"
+    return UsageError(f"{source}: {rule}; {found}; start equally many on each")
 
 
 _HOST = re.compile(r"(?:[^\[\],\s]|\[[^\[\],\s]+(?:,[^\[\],\s]+)*\])+")
@@ -228,10 +287,10 @@ def first_host(hosts: str, *, name: str = "hosts") -> str:
 
     Args:
         hosts: The list.
-        name: Its name in the error.
+        name: Name of the list in the error.
 
     Raises:
-        UsageError: If it is no host list.
+        UsageError: The text is no host list.
     """
     match = _HOST.match(hosts)
     if match is None or hosts[match.end() : match.end() + 1] not in ("", ","):

@@ -5,40 +5,38 @@
 
 from __future__ import annotations
 
-import socket
-import struct
-import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import trio
 
+from transports.tcp import tcp_info
+
 from ..kernel_facts import ProcessState, process_state
-from .identity import JoinError, SilenceLimits
+from .clock import CoordinatorClock
+from .identity import JoinError, RendezvousConfig
 from .members import Action, Complete, CutConnection, GiveUp, PrintLine, SendControl, Silence
 from .wire import FrameReader, Join, Message, MessageError, Ready, broken_protocol, encode
 
 #: Most bytes of one `receive_some`, and about the size of one `send_all`; a frame fits.
 _READ_BYTES = 64 * 1024
 #: A reachable kernel has acknowledged bytes within this time: keep-alive asks it every second (`sockets`).
-_ANSWERED_LIMIT_MS = 5000
+_ANSWERED_LIMIT_S = 5.0
 _ENDED = "its connection ended without a goodbye"
-#: Milliseconds since the last acknowledgement, in 32 bits: `tcpi_last_ack_recv` of Linux' tcp_info.
-_LAST_ACKNOWLEDGED = struct.Struct("@56xI")
 
 
 class ControlLink:
-    """A control connection. Sending never waits; `write` and `read` run as tasks.
+    """A control connection. `send` never waits; its owner runs `write` and `read` as tasks.
 
     Args:
-        stream: The connection; its owner closes it.
-        limit_bytes: Most bytes that may wait to be sent. A peer that does not read loses the link, so that this process
-            does not run out of memory.
+        stream: The connection; the owner of the link closes it.
+        limit_bytes: Most bytes that may wait to be sent. If the peer does not read, the link is cut at this limit, so
+            that this process does not run out of memory.
 
     Attributes:
         last_received_s: Time of the last received bytes, on Trio's clock.
-        process: Name of the process at the other end; empty until it has sent that.
+        process: Identity of the process at the other end, see `kernel_facts.process_identity`; "" until it has sent it.
     """
 
     def __init__(self, stream: trio.abc.Stream, *, limit_bytes: int) -> None:
@@ -51,7 +49,7 @@ class ControlLink:
         self._has_messages = trio.Event()
         self._all_sent = trio.Event()
         self._reading = trio.CancelScope()
-        self._ended = trio.Event()
+        self._ended = trio.Event()  # set when `read` has ended
         self._end_reason: str | None = None
         self._sends_nothing = False  # no further message can be sent
 
@@ -61,10 +59,10 @@ class ControlLink:
         return self._end_reason is not None
 
     def send(self, message: Message) -> None:
-        """Queue a message; after the other side has hung up, it has no effect.
+        """Queue a message. If too many bytes wait, cut the link instead; after a hang-up, do nothing.
 
         Raises:
-            MessageError: It cannot be encoded.
+            MessageError: The message cannot be encoded.
         """
         frame = encode(message)
         if self._sends_nothing:
@@ -78,13 +76,13 @@ class ControlLink:
         self._has_messages.set()
 
     def cut(self, reason: str) -> None:
-        """Stop reading: `read` returns this reason. Queued messages are still sent."""
+        """Let `read` end and return `reason`, unless another reason came first. Queued messages are still sent."""
         if self._end_reason is None:
             self._end_reason = reason
             self._reading.cancel()
 
     async def flush(self) -> None:
-        """Wait until all queued messages have been passed to the system."""
+        """Wait until all queued messages have been passed to the system, or the connection has broken."""
         while self._unsent_bytes:
             await self._all_sent.wait()
         await trio.lowlevel.checkpoint()
@@ -107,19 +105,20 @@ class ControlLink:
             while True:
                 while self._outbox:
                     await self._send_some()
+                # no message is missed: no other task runs between the last look at the queue and this line
                 self._has_messages = trio.Event()
                 await self._has_messages.wait()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._end_broken(error)
 
     async def read(self, handle: Callable[[Message], None]) -> str:
-        """Pass on each received message, until the connection is over.
+        """Pass each received message to `handle`, until the connection ends or is cut.
 
         Args:
-            handle: Acts on a message.
+            handle: Called with each message, in their order.
 
         Returns:
-            The reason of the end.
+            Why it ended, as the end of a sentence about the peer: "its connection ended without a goodbye".
         """
         reader = FrameReader()
         with self._reading:
@@ -135,20 +134,20 @@ class ControlLink:
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 self._end_broken(error)
             except MessageError as error:
-                self.cut(broken_protocol(str(error)))
+                self.cut(broken_protocol(error))
             finally:
                 self._ended.set()
         await trio.lowlevel.checkpoint_if_cancelled()
         assert self._end_reason is not None, "reading ends only by a cut, or by the caller's cancellation"
         return self._end_reason
 
-    def answering(self) -> str:
-        """Return the address of the host at the other end if its kernel acknowledges received bytes; else ""."""
+    def answering_host(self) -> str:
+        """Return the address of the peer's host if that host's kernel has acknowledged bytes lately; otherwise ""."""
         stream = self.stream.transport_stream if isinstance(self.stream, trio.SSLStream) else self.stream
-        if sys.platform == "linux" and isinstance(stream, trio.SocketStream):
-            with suppress(OSError, struct.error):  # the connection is closed by now
-                tcp_info = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACKNOWLEDGED.size)
-                if _LAST_ACKNOWLEDGED.unpack(tcp_info)[0] <= _ANSWERED_LIMIT_MS:
+        if isinstance(stream, trio.SocketStream):
+            seen = tcp_info(stream.socket)
+            if seen is not None and seen.since_ack_s <= _ANSWERED_LIMIT_S:
+                with suppress(OSError):  # the connection is closed by now
                     return str(stream.socket.getpeername()[0])
         return ""
 
@@ -176,22 +175,28 @@ class ControlLink:
 
 
 class MemberLinks:
-    """The links of a member, to all others or to member 0, and the actions on them.
+    """The control links of a member, and the actions on them.
+
+    Member 0 has a link to each other member; each other member has one link, to member 0.
 
     Attributes:
-        links: Links of the connected members.
-        settled: Set once all have joined, or the world does not start.
+        links: Links to connected members, by member.
+        settled: Set once all members have joined, or it is clear that the world does not start.
+        clock: Samples of member 0's clock; None on member 0, and before the world starts.
 
     Args:
-        member: This member.
-        deliver: Takes messages to this member.
-        report: Prints lines for the user.
+        config: Configuration of this member.
+        deliver: Called with each message to this member.
+        report: Prints a line for the user.
     """
 
-    def __init__(self, member: int, deliver: Callable[[Message], None], report: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: RendezvousConfig, deliver: Callable[[Message], None], report: Callable[[str], None]
+    ) -> None:
         self.links: dict[int, ControlLink] = {}
         self.settled: trio.Event = trio.Event()
-        self._member, self._deliver, self._report = member, deliver, report
+        self.clock: CoordinatorClock | None = None
+        self._config, self._deliver, self._report = config, deliver, report
         self._failure: GiveUp | None = None
 
     def act(self, actions: Iterable[Action], link: ControlLink | None = None) -> None:
@@ -199,11 +204,13 @@ class MemberLinks:
 
         Args:
             actions: The actions, in their order.
-            link: A new connection, which an action may concern before it belongs to a member.
+            link: Link that `CutConnection` cuts, for a new connection that is not in `links` yet; None: that of the
+                member.
         """
         for action in actions:
             match action:
-                case SendControl(self._member, message):
+                # to this member itself: there is no connection
+                case SendControl(self._config.member, message):
                     self._deliver(message)
                 case SendControl(member, message):
                     self.links[member].send(message)
@@ -217,35 +224,38 @@ class MemberLinks:
                 case Complete():
                     self.settled.set()
 
-    def check(self) -> None:
-        """Raise a JoinError if the world does not start."""
+    async def hang_up(self) -> None:
+        """Wait until the other ends have received all messages that were queued for them, and have hung up."""
+        async with trio.open_nursery() as nursery:
+            for link in self.links.values():
+                nursery.start_soon(link.hang_up)
+
+    def check_started(self) -> None:
+        """Raise `JoinError` if the world does not start."""
         if self._failure is not None:
             raise JoinError(self._failure.reason, missing=self._failure.missing)
 
+    async def watch_silences(self, judge: Callable[[dict[int, Silence]], Iterable[Action]]) -> None:
+        """Look for silent members at each beat (`SilenceLimits.beat_s`), and perform the actions of `judge`; for ever.
 
-async def watch_silences(
-    links: Mapping[int, ControlLink], limits: SilenceLimits, judge: Callable[[dict[int, Silence]], None]
-) -> None:
-    """Call `judge` at each beat, with the silence of each member that has sent nothing for too long.
+        Time in which this process itself did not run (stopped, swapped out, its loop blocked) does not count as silence
+        of others, because their messages wait in the sockets.
 
-    Time in which this process itself did not run (stopped, swapped out, its loop blocked) is no silence of others:
-    their messages wait in the sockets.
-
-    Args:
-        links: Links by member, as they are at each beat.
-        limits: Limits of a silence.
-        judge: Acts on them.
-    """
-    while True:
-        due_s = trio.current_time() + limits.beat_s
-        await trio.sleep_until(due_s)
-        now_s = trio.current_time()
-        silences: dict[int, Silence] = {}
-        for member, link in links.items():
-            link.last_received_s += now_s - due_s
-            silent_s = now_s - link.last_received_s
-            if not link.over and silent_s >= limits.suspect_s:
-                state = process_state(link.process)
-                host = link.answering() if state is ProcessState.ELSEWHERE else ""
-                silences[member] = Silence(silent_s=silent_s, state=state, host=host)
-        judge(silences)
+        Args:
+            judge: Called with the silence of each silent member, by member; returns actions.
+        """
+        limits = self._config.patience
+        while True:
+            due_s = trio.current_time() + limits.beat_s
+            await trio.sleep_until(due_s)
+            now_s = trio.current_time()
+            silences: dict[int, Silence] = {}
+            for member, link in self.links.items():
+                # this beat came late by `now_s - due_s`, and that time is not counted as silence
+                link.last_received_s += now_s - due_s
+                silent_s = now_s - link.last_received_s
+                if not link.over and silent_s >= limits.suspect_s:
+                    state = process_state(link.process)
+                    host = link.answering_host() if state is ProcessState.ELSEWHERE else ""
+                    silences[member] = Silence(silent_s=silent_s, state=state, host=host)
+            self.act(judge(silences))

@@ -30,8 +30,8 @@ variable                                    value
 ==========================================  ==================================================================
 RANK, WORLD_SIZE                            first rank of the process; ranks of the world
 LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK    0; ranks of the node; the node
-MASTER_ADDR, MASTER_PORT                    where process 0 listens
-OVERLAP_RDZV_ENDPOINT                       the same as HOST:PORT
+OVERLAP_RDZV_ENDPOINT                       HOST:PORT where process 0 listens
+MASTER_ADDR, MASTER_PORT                    that host and the next port, for a store of torch
 OVERLAP_NODE_RANK, OVERLAP_NNODES           the node; how many
 OVERLAP_NPROC_PER_NODE                      ranks of each node
 OVERLAP_JOB                                 name of the job; only processes of one job meet
@@ -53,12 +53,12 @@ process, or `OVERLAP_RANKS` in all; `OVERLAP_NNODES` then divides the processes 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..config import MEMBER_VARIABLES, RunConfig
 from ..errors import UsageError
-from .launchers import ROWS, LauncherValues, find_endpoint, is_loopback, read_number
+from .launchers import ROWS, LauncherValues, find_endpoint, is_loopback, next_port, read_number
 from .secret import ADVICE, given_secret
 from .sockets import format_endpoint
 
@@ -72,13 +72,13 @@ _TORCH_VARIABLES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlace:
-    """Place of a process in a world of several processes."""
+    """The index of a process in a world of several processes, its ranks, and the means to join the others."""
 
-    source: str  # Its launcher: "overlap run", "torchrun", "Open MPI", "MPICH" or "Slurm"
+    source: str  # Launcher of the process: "overlap run", "torchrun", "Open MPI", "MPICH" or "Slurm"
     process: int  # Index of this process
     processes: int  # Number of processes, at least 2
     ranks_per_process: int  # Number of ranks that each process hosts
-    node: int  # The machine it runs on; a node has `processes // nodes` processes, in order
+    node: int  # Index of the machine of this process; each has `processes // nodes` processes, in order
     nodes: int  # Number of machines
     # Host and port where process 0 listens; None: only an MPI library can introduce them.
     endpoint: tuple[str, int] | None
@@ -96,9 +96,8 @@ class ProcessPlace:
     @property
     def placement(self) -> list[range]:
         """World ranks of each process."""
-        return [
-            range(first, first + self.ranks_per_process) for first in range(0, self.world_size, self.ranks_per_process)
-        ]
+        first_ranks = range(0, self.world_size, self.ranks_per_process)
+        return [range(first, first + self.ranks_per_process) for first in first_ranks]
 
     @property
     def world_size(self) -> int:
@@ -110,32 +109,34 @@ class ProcessPlace:
         """Name of this job, unique on this machine, and the same in all processes of the job."""
         if self.job != DEFAULT_JOB or self.endpoint is None:
             return self.job
-        return f"{self.job}-port{self.endpoint[1]}"  # started by hand, without a name of its own
+        return f"{self.job}-port{self.endpoint[1]}"  # a job without a name: only the port tells it apart from others
 
 
-def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = None) -> ProcessPlace | None:
-    """Return the place of this process, or None if it is a world of its own.
+def find_place(environ: Mapping[str, str] = os.environ) -> ProcessPlace | None:
+    """Return the place of this process among several, from the variables of its launcher; None if it is alone.
+
+    If OVERLAP_MEMBER_PID names another process, this one is only its child, and None is returned.
 
     Args:
         environ: The environment.
-        pid: Id of the process, by default this one: a child of a member is no member.
 
     Raises:
-        UsageError: If two launchers disagree, or a value is invalid; it names the variables and the values. Also if
+        UsageError: Two launchers disagree, or a value is invalid; the error names the variables and the values. Or
             processes of several machines have no secret.
     """
-    if environ.get("OVERLAP_MEMBER_PID") not in (None, "", str(os.getpid() if pid is None else pid)):
+    if environ.get("OVERLAP_MEMBER_PID") not in (None, "", str(os.getpid())):
         return None
     settings = RunConfig.from_environment(environ)
     row = _read_overlap_run(environ) or _read_other_launchers(environ)
     if row is None or row.processes == 1:
         return None
     endpoint = find_endpoint(environ, row)
-    ranks_per_process = row.ranks_per_process or _count_ranks_per_process(settings.ranks, row)
-    nodes, node = _count_nodes(environ, row, endpoint)
+    ranks_per_process = row.ranks_per_process or _count_ranks_per_process(settings, row)
+    nodes, node = _find_nodes(environ, row, endpoint)
     secret = given_secret(environ)
     if endpoint and not is_loopback(endpoint[0]) and secret is None:
         raise UsageError(f"no secret: whatever reaches {format_endpoint(endpoint)} could join the job; {ADVICE}")
+    # a name that a launcher has made may be longer; jobs differ in its last characters
     job = environ.get("OVERLAP_JOB") or (row.job or DEFAULT_JOB)[-LONGEST_JOB:]
     if len(job) > LONGEST_JOB or not job.isprintable():
         raise UsageError(f"job: expected at most {LONGEST_JOB} printable characters, got {job[:80]!r}")
@@ -157,7 +158,7 @@ def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = Non
 def set_rank_count(
     own_place: ProcessPlace, ranks: int | None, environ: MutableMapping[str, str] = os.environ
 ) -> ProcessPlace:
-    """Return a place with the number of ranks that the program sets, if its launcher permits that.
+    """Return a place with the number of ranks that the program sets, if its launcher permits that; else the same place.
 
     Args:
         own_place: Place of this process.
@@ -165,16 +166,14 @@ def set_rank_count(
         environ: The environment, whose variables are updated.
 
     Raises:
-        UsageError: If the processes cannot have equally many ranks.
+        UsageError: The ranks cannot be divided evenly among the processes.
     """
     if not own_place.ranks_open:
         return own_place
     ranks_per_process, rest = divmod(ranks or own_place.processes, own_place.processes)
     if rest:
-        raise UsageError(
-            f"ranks: {ranks} ranks cannot be divided among --processes {own_place.processes}; set another number by "
-            "--ranks"
-        )
+        reason = f"{ranks} ranks cannot be divided among --processes {own_place.processes}"
+        raise UsageError(f"ranks: {reason}; set another number by --ranks")
     environ.update(_rank_variables(own_place.process, own_place.processes, ranks_per_process))
     return replace(own_place, ranks_per_process=ranks_per_process)
 
@@ -190,7 +189,7 @@ def member_variables(
         ranks_per_node: Ranks of each node.
         endpoint: Host and port where node 0 listens.
         job: Name of the job.
-        descriptors: Inherited descriptors, by the middle of the variable's name: "secret", "listener", ...
+        descriptors: Inherited descriptors. The one of "secret", for example, gets the variable OVERLAP_SECRET_FD.
     """
     host, port = endpoint
     return {
@@ -198,7 +197,7 @@ def member_variables(
         "LOCAL_RANK": "0",
         "GROUP_RANK": str(node),
         "MASTER_ADDR": host,
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(next_port(port)),
         "OVERLAP_RDZV_ENDPOINT": format_endpoint(endpoint),
         "OVERLAP_NODE_RANK": str(node),
         "OVERLAP_NNODES": str(nodes),
@@ -208,7 +207,7 @@ def member_variables(
 
 
 def set_place_variables(place: ProcessPlace, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Update the environment for a place in a later world of the same job."""
+    """Update the environment of this process for its place in a later world of the job, which numbers ranks again."""
     environ.update(_rank_variables(place.process, place.processes, place.ranks_per_process))
     environ.update({"OVERLAP_NODE_RANK": str(place.process), "OVERLAP_NNODES": str(place.processes)})
     if place.nodes > 1:
@@ -216,7 +215,13 @@ def set_place_variables(place: ProcessPlace, environ: MutableMapping[str, str] =
 
 
 def _rank_variables(node: int, nodes: int, ranks_per_node: int) -> dict[str, str]:
-    """Return the variables of a node's first rank, with torchrun's names."""
+    """Return the variables about the ranks of a node: those of torchrun for its first rank, and OVERLAP_NPROC_PER_NODE.
+
+    Args:
+        node: Index of the node.
+        nodes: Number of nodes.
+        ranks_per_node: Ranks of each node.
+    """
     return {
         "RANK": str(node * ranks_per_node),
         "WORLD_SIZE": str(nodes * ranks_per_node),
@@ -225,8 +230,22 @@ def _rank_variables(node: int, nodes: int, ranks_per_node: int) -> dict[str, str
     }
 
 
-def without_membership(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the variables of a launcher: a process with it is a world of its own."""
+def count_even_nodes(machines: Sequence[object]) -> int:
+    """Return the number of machines if all have equally many processes, in order; else the number of processes.
+
+    >>> count_even_nodes(["a", "a", "b", "b"]), count_even_nodes(["a", "b", "a", "b"])
+    (2, 4)
+
+    Args:
+        machines: The machine of each process, by index.
+    """
+    different = list(dict.fromkeys(machines))
+    in_order = [machine for machine in different for _ in range(len(machines) // len(different))] == list(machines)
+    return len(different) if in_order else len(machines)
+
+
+def without_launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return a copy of the environment without the variables of launchers, for a process that is to run alone."""
     return {name: value for name, value in environ.items() if name not in MEMBER_VARIABLES | _TORCH_VARIABLES}
 
 
@@ -234,6 +253,11 @@ def without_membership(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _read_overlap_run(environ: Mapping[str, str]) -> LauncherValues | None:
+    """Return the values of `overlap run`; None if it has not started this process.
+
+    Raises:
+        UsageError: The values are incomplete, or contradict each other.
+    """
     process = read_number(environ, "OVERLAP_NODE_RANK")
     if process is None:
         return None
@@ -243,68 +267,67 @@ def _read_overlap_run(environ: Mapping[str, str]) -> LauncherValues | None:
     if process >= nodes:
         raise UsageError(f"OVERLAP_NODE_RANK={process}: nodes are numbered from 0, and OVERLAP_NNODES={nodes}")
     ranks = read_number(environ, "OVERLAP_NPROC_PER_NODE", at_least=1) or 1
-    _check_torch_variables(environ, {"RANK": process * ranks, "WORLD_SIZE": nodes * ranks})
+    for name, value in (("RANK", process * ranks), ("WORLD_SIZE", nodes * ranks)):
+        if read_number(environ, name) not in (None, value):
+            own = f"OVERLAP_NODE_RANK={process}, OVERLAP_NNODES={nodes}, OVERLAP_NPROC_PER_NODE={ranks}"
+            raise UsageError(f"{name}={environ[name]} does not fit {own}, which make it {value}; unset one of them")
     return LauncherValues(
         source="overlap run", process=process, processes=nodes, ranks_per_process=ranks, node=process, nodes=nodes
     )
 
 
-def _check_torch_variables(environ: Mapping[str, str], expected: Mapping[str, int]) -> None:
-    """Refuse variables with torchrun's names whose values differ from the expected ones; unset ones are fine."""
-    for name, value in expected.items():
-        if read_number(environ, name) not in (None, value):
-            own = ", ".join(f"OVERLAP_{key}={environ.get(f'OVERLAP_{key}', '1')}" for key in _OVERLAP_VARIABLES)
-            raise UsageError(f"{name}={environ[name]} does not fit {own}, which make it {value}; unset one of them")
-
-
-_OVERLAP_VARIABLES = ("NODE_RANK", "NNODES", "NPROC_PER_NODE")
-
-
 def _read_other_launchers(environ: Mapping[str, str]) -> LauncherValues | None:
-    """Read the variables of torchrun, MPI and Slurm; None if none is set. Raises a `UsageError` if two disagree."""
-    rows = [row for read in ROWS if (row := read(environ)) is not None]
-    for row in rows[1:]:
-        _check_agreement(rows[0], row)
-    return next(iter(rows), None)
+    """Return the values of the innermost of torchrun, MPI and Slurm; None if there are no variables of any.
 
+    An outer launcher agrees with the innermost one if it started a single process, the same processes, or one process
+    on each node, which is the innermost launcher.
 
-def _check_agreement(first: LauncherValues, further: LauncherValues) -> None:
-    """Refuse launchers that disagree.
-
-    A world of one process agrees with all; so does a launcher that started the first one once a node.
+    Raises:
+        UsageError: Two launchers disagree.
     """
-    started = (further.process, further.processes)
-    if further.processes == 1 or started in ((first.process, first.processes), (first.node, first.nodes)):
-        return
-    raise UsageError(
-        f"two launchers disagree: process {first.process} of {first.processes} by {first.source}, "
-        f"{further.process} of {further.processes} by {further.source}; unset the variables of one"
-    )
+    rows = [row for read in ROWS if (row := read(environ)) is not None]
+    for further in rows[1:]:
+        first, started = rows[0], (further.process, further.processes)
+        if further.processes != 1 and started not in ((first.process, first.processes), (first.node, first.nodes)):
+            both = [f"{row.process} of {row.processes} by {row.source}" for row in (first, further)]
+            raise UsageError(f"two launchers disagree: process {', '.join(both)}; unset the variables of one")
+    return next(iter(rows), None)
 
 
 # -- details -----------------------------------------------------------------------------------------------------
 
 
-def _count_ranks_per_process(ranks: int | None, row: LauncherValues) -> int:
+def _count_ranks_per_process(settings: RunConfig, row: LauncherValues) -> int:
     """Return the number of ranks of each process: 1, unless the settings have a number for the world."""
+    ranks = settings.ranks
     if ranks is not None and ranks % row.processes:
-        raise UsageError(
-            f"{ranks} ranks cannot be divided among the {row.processes} processes of {row.source}; "
-            f"choose a multiple of {row.processes}"
-        )
+        reason = f"{ranks} ranks cannot be divided among the {row.processes} processes of {row.source}"
+        raise UsageError(f"{settings.sources['ranks']}: {reason}; choose a multiple of {row.processes}")
     return ranks // row.processes if ranks else 1
 
 
-def _count_nodes(environ: Mapping[str, str], row: LauncherValues, endpoint: tuple[str, int] | None) -> tuple[int, int]:
-    """Return the number of nodes, and the index of the node that this process is on."""
+def _find_nodes(environ: Mapping[str, str], row: LauncherValues, endpoint: tuple[str, int] | None) -> tuple[int, int]:
+    """Return the number of nodes, and the index of the node that this process is on.
+
+    The number of nodes is OVERLAP_HOSTS if it divides the processes, else OVERLAP_NNODES, else the launcher's. Without
+    any of these, all processes are on one node if they meet on a loopback
+    address, and else each is on a node of its own.
+
+    Args:
+        environ: The environment.
+        row: Values of the launcher.
+        endpoint: Host and port where process 0 listens; None: MPI has to send them.
+
+    Raises:
+        UsageError: The nodes cannot have equally many processes.
+    """
     parts = read_number(environ, "OVERLAP_NNODES", at_least=1)
     hosts = read_number(environ, "OVERLAP_HOSTS", at_least=1)
     if hosts is not None and row.processes % hosts == 0:  # after losses they may have unequally many processes
         parts = hosts
     if parts is not None and row.processes % parts:
-        raise UsageError(
-            f"OVERLAP_NNODES={parts}: does not divide the {row.processes} processes of {row.source}; choose a divisor"
-        )
+        reason = f"does not divide the {row.processes} processes of {row.source}"
+        raise UsageError(f"OVERLAP_NNODES={parts}: {reason}; choose a divisor")
     alone = endpoint is not None and is_loopback(endpoint[0])
     nodes = parts or row.nodes or (1 if alone else row.processes)
     return nodes, row.process // (row.processes // nodes)

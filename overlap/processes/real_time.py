@@ -54,15 +54,21 @@ async def run_ranks(
     """Run `main(rank, *args)` on the ranks of this process; write their flight record and timeline.
 
     Args:
-        opened: Sets up the world.
-        own_place: Place of this process among several; None if it is alone.
+        opened: Context manager that sets up the world, and closes it.
+        own_place: Place of this process among several; None: it is alone.
         main: The program of each rank.
         args: Further arguments of the program.
         run_config: Settings of the run.
         writer: Writes the trace.
         on_start: Called with the world before its ranks start.
-        has_signal: Whether a signal has asked this process to end.
-        epochs: Epochs of the ranks here, if the world goes on after a loss.
+        has_signal: Returns whether a signal has asked this process to end.
+        epochs: Epochs of the ranks of this process, if the run survives losses.
+
+    Returns:
+        The results of `main`, by rank of this process.
+
+    Raises:
+        Exception: The error that has ended the world, once the world is closed.
     """
     failure: Exception | None = None
     async with opened as setup:
@@ -86,20 +92,22 @@ async def run_ranks(
         if setup.notices is not None:
             setup.notices.show = world.record_wire_event
         results: list[T] = []
-        ended = ""  # how, for the flight record
+        how = ended = ""  # for the flight record: the kind of the end, and one line about it
         label = own_place.job if own_place else f"process {os.getpid()}"
         writer.begin(world, membership, run=f"{label}.{setup.restart}")
         try:
             results = await world.live(main, args, run_config.timeout_s)
-        except Exception as error:  # raised outside, where no nursery of a transport wraps it in a group
+        except Exception as error:  # raised below, outside of `opened`, so that no nursery wraps it in a group
             failure, ended = error, in_one_line(error)
+            how = "stalled" if isinstance(error, StallError) else "failed"
         except BaseException as error:
-            ended = "interrupted" if is_interrupt(error) else "told to end by a signal" if has_signal() else ""
+            how = "interrupted"
+            if is_interrupt(error) or has_signal():
+                ended = "interrupted" if is_interrupt(error) else "told to end by a signal"
             raise
         finally:
             if flight is not None:
                 if ended:
-                    how = "stalled" if isinstance(failure, StallError) else "failed" if failure else "interrupted"
                     flight.writer.end(how, rank=None, line=ended, began_here=True)
                 flight.close(keep=flight.writer.ended)
             await writer.end_world(world, failure, alone=membership is None)
@@ -113,14 +121,16 @@ async def run_ranks(
 
 
 def _open_flight_record(run_config: RunConfig, own_place: ProcessPlace | None, setup: WorldSetup) -> FlightFile | None:
-    """Open the flight record of this process; None if it cannot be written."""
+    """Open the flight record of this process; None if it cannot be written.
+
+    Args:
+        run_config: Names the folder.
+        own_place: Place of this process; None if it is alone.
+        setup: The world.
+    """
+    job, process, processes = (own_place.label, own_place.process, own_place.processes) if own_place else (None, 0, 1)
     name, start = describe_start(
-        job=own_place.label if own_place else None,
-        restart=setup.restart,
-        process=own_place.process if own_place else 0,
-        processes=own_place.processes if own_place else 1,
-        world_size=setup.size,
-        script=sys.argv[0],
+        job=job, restart=setup.restart, process=process, processes=processes, world_size=setup.size, script=sys.argv[0]
     )
     return open_flight(run_config.flight_dir, name, setup.transport.ranks, start)
 
@@ -140,7 +150,9 @@ class WorldSetup:
 
 
 class TransportNotices:
-    """Lines of a transport for the user, until the world is stopped: after that, wires end because processes do.
+    """Prints lines of a transport for the user, until the world is stopped.
+
+    After that, wires end because the processes end, which is no news.
 
     Attributes:
         show: Adds a line to the timeline, once there is one.
@@ -156,7 +168,7 @@ class TransportNotices:
             notify(line)
 
     def note(self, line: str) -> None:
-        """Add a line to the timeline."""
+        """Add a line to the timeline, unless `cease` was called before."""
         if not self._ceased:
             self.show(line)
 
@@ -167,7 +179,11 @@ class TransportNotices:
 
 @asynccontextmanager
 async def single_process_setup(config: RunConfig) -> AsyncIterator[WorldSetup]:
-    """Set up a world in this process."""
+    """Set up a world in this process.
+
+    Raises:
+        UsageError: The cluster, the ranks or the transport of the settings do not fit together.
+    """
     ranks, wires = config.ranks, config.wires
     if ranks is None and isinstance(wires, Transport):
         ranks = len(wires.ranks)
@@ -175,25 +191,30 @@ async def single_process_setup(config: RunConfig) -> AsyncIterator[WorldSetup]:
     size = ranks or placed.world_size
     transport = wrap_transport(NeuronLink(size), wires)
     if transport.ranks != tuple(range(size)):
-        raise UsageError(f"transport: expected one of ranks 0 to {size - 1}, got one of ranks {list(transport.ranks)}")
+        fact = f"it serves ranks {list(transport.ranks)}, and the world has ranks 0 to {size - 1}"
+        served = len(transport.ranks)
+        other_way = f", or ranks={served}" if transport.ranks == tuple(range(served)) else ""
+        raise UsageError(f"transport: {fact}; pass one for {size} ranks{other_way}")
     async with transport.open():
         yield WorldSetup(size=size, cluster=placed, transport=transport, restart=restart_count())
 
 
 def wrap_transport(wires: Transport, wrap: Wires | None) -> Transport:
-    """Return the transport with the wrapper of the caller around it.
+    """Return the transport that the user wants in place of `wires`.
+
+    Args:
+        wires: The transport that overlap has made.
+        wrap: The user's transport; or a function that returns one around `wires`; None: `wires` itself.
 
     Raises:
-        UsageError: If the result is no transport.
+        UsageError: The result is no transport.
     """
     if wrap is None:
         return wires
     wrapped = wrap if isinstance(wrap, Transport) else wrap(wires)
     if not isinstance(wrapped, Transport):
-        raise UsageError(
-            f"transport: expected a transport of ranks {list(wires.ranks)}, or a function that makes one "
-            f"of another, got {wrapped!r}"
-        )
+        expected = f"a transport of ranks {list(wires.ranks)}, or a function that makes one of another"
+        raise UsageError(f"transport: expected {expected}, got {wrapped!r}")
     return wrapped
 
 
@@ -201,41 +222,44 @@ def find_cluster(cluster: str | topology.Cluster | None, ranks: int | None, *, s
     """Return a cluster that has at least `ranks` ranks; without a name, the local machine with `ranks` ranks.
 
     Args:
-        cluster: The cluster, its name, or None for the plain machine.
-        ranks: Least number of ranks.
-        source: Source of the values, as the end of the error.
+        cluster: The cluster, or its name; None: the local machine.
+        ranks: Least number of ranks; None: any, or 2 on the local machine.
+        source: Text about the origin of the two values, such as a variable; it ends the error message.
 
     Raises:
-        UsageError: If there is no such cluster, or the ranks do not fit.
+        UsageError: There is no such cluster, or the ranks do not fit.
     """
     import topology  # here, because a program that only imports us should not pay for the machines
 
     if cluster is None or cluster == "local":
         return topology.cluster("local", ranks=ranks or DEFAULT_RANKS)
-    try:
-        is_local = isinstance(cluster, str) and cluster.split()[0] == "local"  # "local x2" has as many ranks as wanted
-        placed = topology.cluster(cluster, ranks=ranks if is_local else None) if isinstance(cluster, str) else cluster
-    except topology.TopologyError as error:
-        raise UsageError(f"cluster: {error}{source}") from error
-    if ranks is not None and ranks > placed.world_size:
-        raise UsageError(
-            f"ranks: {ranks} do not fit on {placed.name}, which has {placed.world_size}{source}; "
-            "give fewer, or a larger cluster"
-        )
-    return placed
+    if isinstance(cluster, str):
+        try:
+            is_local = cluster.split()[0] == "local"  # "local x2" may have any number of ranks
+            cluster = topology.cluster(cluster, ranks=ranks if is_local else None)
+        except topology.TopologyError as error:
+            raise UsageError(f"cluster: {error}{source}") from error
+    if ranks is not None and ranks > cluster.world_size:
+        reason = f"{ranks} do not fit on {cluster.name}, which has {cluster.world_size}{source}"
+        raise UsageError(f"ranks: {reason}; give fewer, or a larger cluster")
+    return cluster
 
 
 def cluster_of_place(own_place: ProcessPlace, config: RunConfig) -> topology.Cluster:
-    """Return the cluster of the settings, with one node for each host; on a single host, with its own nodes."""
+    """Return the cluster of the settings for a world of several processes.
+
+    It has one node for each host; on a single host, the nodes that its name has, such as "local x2".
+
+    Raises:
+        UsageError: There is no such cluster, or it has too few ranks.
+    """
     import topology
 
     cluster = config.cluster or "local"
     if not isinstance(cluster, str):
         if cluster.world_size < own_place.world_size:
-            raise UsageError(
-                f"{own_place.source} started {own_place.world_size} ranks; {cluster.name} has {cluster.world_size}; "
-                "start as many"
-            )
+            started = f"{own_place.source} started {own_place.world_size} ranks"
+            raise UsageError(f"{started}; {cluster.name} has {cluster.world_size}; start as many")
         return cluster
     try:
         # on one host, "local x2" runs as two

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from ..errors import UsageError
 
-LENGTH_BYTES = 32  # of generated ones; more than HMAC-SHA-256 can use
-SHORTEST_BYTES = 8  # a recorded handshake permits to try short secrets offline
-LONGEST_BYTES = 4096  # of a file: a secret, and not a mistaken path
+LENGTH_BYTES = 32  # of a generated secret; HMAC-SHA-256 gains nothing from longer ones
+SHORTEST_BYTES = 8  # a shorter secret could be guessed from a recorded handshake
+LONGEST_BYTES = 4096  # most bytes that are read from a file
 
 VARIABLE = "OVERLAP_SECRET"
 _removed: dict[str, str] = {}  # secrets from the environment of this process, by variable
@@ -33,7 +33,7 @@ ADVICE = "give every process the same OVERLAP_SECRET (`openssl rand -hex 32` mak
 
 
 def generate() -> bytes:
-    """Return a new secret."""
+    """Return a new random secret of `LENGTH_BYTES`."""
     return secrets.token_bytes(LENGTH_BYTES)
 
 
@@ -49,13 +49,17 @@ def write_to_nameless_file(secret: bytes) -> int:
 
 
 def given_secret(environ: Mapping[str, str]) -> bytes | None:
-    """Return the secret that the environment names, or None.
+    """Return the secret from the first of the OVERLAP_SECRET variables that is set; None if none is.
 
     Raises:
-        UsageError: If it names one that cannot be read, is too short, or that others can read.
+        UsageError: The secret cannot be read, is too short, or its file can be read by other users.
     """
     if text := environ.get("OVERLAP_SECRET_FD"):
-        return _read_inherited(text)
+        try:
+            return _check_strength("OVERLAP_SECRET_FD", os.pread(int(text), LONGEST_BYTES, 0))
+        except (ValueError, OverflowError, OSError):
+            expected = "expected a descriptor from `overlap run`"
+            raise UsageError(f"OVERLAP_SECRET_FD: {expected}, got {text!r}; unset it, or {ADVICE}") from None
     if path := environ.get("OVERLAP_SECRET_FILE"):
         if (secret := _read_private_file(Path(path))) is None:
             raise UsageError(f"OVERLAP_SECRET_FILE: {path}: there is no such file; write a secret into it")
@@ -66,10 +70,14 @@ def given_secret(environ: Mapping[str, str]) -> bytes | None:
 
 
 def strong_secret(name: str, secret: bytes | str) -> bytes:
-    """Return the secret of a program's argument, as bytes.
+    """Return the secret that a program has passed as an argument, as bytes; hexadecimal digits are decoded.
+
+    Args:
+        name: Name of the argument, for the error.
+        secret: The argument.
 
     Raises:
-        UsageError: If it is of another type, or too short.
+        UsageError: The secret is of another type, or too short.
     """
     if not isinstance(secret, (bytes, str)):
         raise UsageError(f"{name}: expected bytes or text, got {type(secret).__name__}")
@@ -77,7 +85,11 @@ def strong_secret(name: str, secret: bytes | str) -> bytes:
 
 
 def _secret_from_variable(environ: Mapping[str, str]) -> str | None:
-    """Return the value of OVERLAP_SECRET and remove it from the environment; later worlds get the stored value."""
+    """Return the value of OVERLAP_SECRET; None if it is not set.
+
+    The variable is removed from the environment of this process, and its value stored for later calls. Any other
+    mapping stays unchanged.
+    """
     if environ is not os.environ:
         return environ.get(VARIABLE)
     if text := os.environ.pop(VARIABLE, None):
@@ -88,14 +100,13 @@ def _secret_from_variable(environ: Mapping[str, str]) -> str | None:
 def user_secret(environ: Mapping[str, str] = os.environ) -> bytes:
     """Return the secret that all processes of this user share on this machine; the first process makes it.
 
-    A script under `torchrun --nproc-per-node 4` needs no settings on one machine, and still no stranger may join: the
-    secret is in a file with mode 0600, in a folder with mode 0700, under `XDG_RUNTIME_DIR` or else the temporary
-    folder. It belongs to the user and not to the job: a program that may read one such file may read them all, and
-    trace the processes too, so a file for each job would protect nothing and leave files behind. The name of the job in
-    the handshake lets a process join the right one.
+    So a script under `torchrun --nproc-per-node 4` needs no settings on one machine, and still no other user may join:
+    the secret is in a file with mode 0600, in a folder with mode 0700, under `XDG_RUNTIME_DIR` or else the temporary
+    folder. All jobs of the user share it: a program that may read one such file could read one for each job as well.
+    The name of the job in the handshake lets a process join the right job.
 
     Raises:
-        UsageError: If the folder or the file is not this user's alone.
+        UsageError: The folder or the file does not belong to this user alone.
     """
     folder = Path(environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir(), f"overlap-{os.getuid()}")
     with suppress(FileExistsError):
@@ -104,7 +115,7 @@ def user_secret(environ: Mapping[str, str] = os.environ) -> bytes:
     path = folder / "secret"
     if (secret := _read_private_file(path)) is not None:
         return _check_strength(str(path), secret)
-    # Written under a name of its own and linked: no reader sees half of it, and of two writers one wins.
+    # Written under another name and then linked: no reader sees half a secret, and of two writers only one succeeds.
     with tempfile.NamedTemporaryFile(dir=folder) as new:
         new.write(generate())
         new.flush()
@@ -113,18 +124,12 @@ def user_secret(environ: Mapping[str, str] = os.environ) -> bytes:
     return _check_strength(str(path), _read_private_file(path) or b"")
 
 
-def _read_inherited(text: str) -> bytes:
-    """Return the secret in the file whose descriptor `overlap run` has passed on."""
-    try:
-        return _check_strength("OVERLAP_SECRET_FD", os.pread(int(text), LONGEST_BYTES, 0))
-    except (ValueError, OverflowError, OSError):
-        raise UsageError(
-            f"OVERLAP_SECRET_FD: expected a descriptor from `overlap run`, got {text!r}; unset it, or {ADVICE}"
-        ) from None
-
-
 def _read_private_file(path: Path) -> bytes | None:
-    """Read a file that only this user may read; None if there is no such file."""
+    """Return the content of a file that only this user may read; None if there is no such file.
+
+    Raises:
+        UsageError: The file cannot be read, or belongs to, or can be read by, another user.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -139,7 +144,13 @@ def _read_private_file(path: Path) -> bytes | None:
 
 
 def _check_private(path: Path, status: os.stat_result, is_kind: Callable[[int], bool]) -> None:
-    """Refuse a file or folder of another kind, of another user, or that others may read."""
+    """Raise `UsageError` for a file or folder of another kind, of another user, or that others may read.
+
+    Args:
+        path: Path of the file or folder, for the error.
+        status: Its status from the system.
+        is_kind: Returns whether a mode is of the expected kind, as `stat.S_ISDIR` does.
+    """
     if not is_kind(status.st_mode):
         raise UsageError(f"{path}: no plain file or folder; remove it, or {ADVICE}")
     if status.st_uid != os.getuid():
@@ -149,7 +160,7 @@ def _check_private(path: Path, status: os.stat_result, is_kind: Callable[[int], 
 
 
 def _decode_hex(secret: bytes) -> bytes:
-    """Return the bytes of a secret in hexadecimal digits; any other text is the secret itself."""
+    """Decode a secret of at least 32 hexadecimal digits; any other text is the secret itself, without outer spaces."""
     secret = secret.strip()
     if len(secret) >= LENGTH_BYTES:
         with suppress(ValueError):
@@ -158,7 +169,7 @@ def _decode_hex(secret: bytes) -> bytes:
 
 
 def _check_strength(name: str, secret: bytes) -> bytes:
-    """Return the secret, unless it is short enough to be guessed."""
+    """Return the secret; raise `UsageError` if it is so short that it could be guessed."""
     if len(secret) < SHORTEST_BYTES:
         raise UsageError(f"{name}: a secret of {len(secret)} bytes can be guessed; {ADVICE}")
     return secret

@@ -24,43 +24,46 @@ _checked: list[str] = []  # the folder that the processes of this job share
 
 
 def host_file(folder: Path, host: int) -> Path:
-    """Return the file with a random number and the name of a host, which its launcher writes and removes."""
+    """Return the path of a host's file, in which its launcher writes a random number and the name of the host."""
     return folder / f"host-{host}"
 
 
 async def check_shared_folder(own_place: ProcessPlace, membership: Membership, timeout_s: float) -> None:
-    """Compare what all processes read in the file of the first host; once in a job.
+    """Check, once in a job, that all hosts read the same file of the first host in the folder of the witness.
+
+    Nothing happens without such a folder, on a single host, or after a loss.
 
     Args:
         own_place: Place of this process.
         membership: Connection to the processes of all hosts.
-        timeout_s: How long to read again.
+        timeout_s: How long to read again, because a network file system may show the file late.
 
     Raises:
-        UsageError: On all processes: a host does not read what the first one has written.
+        UsageError: On all processes: a host does not read the content that the first host has written.
     """
     folder, hosts = os.environ.get(WITNESS), int(os.environ.get(HOSTS) or 1)
+    # after a loss there are fewer processes than the job has started, and the folder was compared before
     whole = own_place.processes == int(os.environ.get("OVERLAP_NNODES") or 0)
     if folder is None or hosts == 1 or not whole or _checked:
         return
-    first = (await membership.exchange("witness", await _read(folder)))[0]
+    first = (await membership.exchange("witness", await _read_first_hosts_file(folder)))[0]
     seen = False
     with trio.move_on_after(timeout_s):
-        while not (seen := bool(first) and await _read(folder) == first):  # noqa: ASYNC110
+        while not (seen := bool(first) and await _read_first_hosts_file(folder) == first):  # noqa: ASYNC110
             await trio.sleep(_PAUSE_S)
+    # each process sends "" if it reads the file, and otherwise the name of its host
     name = b"" if seen else socket.gethostname().encode()
     for process, host in enumerate(await membership.exchange("witness read", name)):
         if host:
             node = process // (own_place.processes // hosts)
-            raise UsageError(
-                f"--witness: node {node} ({host.decode(errors='replace')}) does not read in {folder} what node 0 has "
-                "written there; name a folder on a file system that all hosts share"
-            )
+            reader = f"node {node} ({host.decode(errors='replace')})"
+            fact = f"{reader} does not read in {folder} what node 0 has written there"
+            raise UsageError(f"--witness: {fact}; name a folder on a file system that all hosts share")
     _checked.append(folder)
 
 
-async def _read(folder: str) -> bytes:
-    """Return the content of the file of the first host; nothing if there is none yet, or it cannot be read."""
+async def _read_first_hosts_file(folder: str) -> bytes:
+    """Return the content of the file that the first host writes into the folder; b"" if it cannot be read yet."""
     with suppress(OSError):
         return await trio.to_thread.run_sync(host_file(Path(folder), 0).read_bytes, abandon_on_cancel=True)
     return b""

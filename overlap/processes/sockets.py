@@ -21,11 +21,11 @@ from ..kernel_facts import PROC
 
 Endpoint = tuple[str, int]
 
-#: Longest outage of the network, by default: an unreachable host is reported soon.
+#: Longest outage of the network, by default. It is short, so that an unreachable host is reported soon.
 OUTAGE_S = 4.0
 
-#: Lost packets are sent again at least this often, so that a connection goes on soon after its link is back. By
-#: default each pause is twice as long as the one before: a link that was down for 7 s is used after 12.6 (RFC 6298).
+#: Longest pause before lost packets are sent again, so that a connection goes on soon after its link is back. By
+#: default each pause is twice as long as the one before: after an outage of 7 s, it goes on at 12.6 s (RFC 6298).
 _LONGEST_REPEAT_MS = 1000
 #: linux/tcp.h, since Linux 6.15; Python has no name for it.
 _TCP_RTO_MAX_MS = 44
@@ -49,9 +49,9 @@ def parse_endpoint(text: str) -> Endpoint:
     Raises:
         UsageError: The text is not of that form.
     """
-    host, colon, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if not colon or not host or (":" in host and not bracketed) or (bracketed and ":" not in host):
+    host, _, port = text.rpartition(":")
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    if not host or is_bracketed != (":" in host):
         raise UsageError(f"expected HOST:PORT, or [ADDRESS]:PORT for IPv6, got '{text}'")
     if not (port.isascii() and port.isdigit() and int(port) < 65536):
         raise UsageError(f"the port must be 0 ... 65535, got '{port}' in '{text}'")
@@ -69,7 +69,7 @@ def format_endpoint(endpoint: Endpoint) -> str:
 
 
 def local_address(endpoint: Endpoint) -> str:
-    """Return the address of this host from which an endpoint is reached. It may ask a name server."""
+    """Return the local IP address from which this host reaches an endpoint. May block, as it may ask a name server."""
     family, kind, protocol, _, address = socket.getaddrinfo(*endpoint, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)  # a datagram socket sends nothing for that
@@ -84,13 +84,14 @@ def listen(endpoint: Endpoint, *, backlog: int = _BACKLOG) -> socket.socket:
     """
     try:
         family, *_, address = socket.getaddrinfo(*endpoint, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address, family=family, backlog=backlog)  # where those of the last world close
+        # works although connections of the last world at this port may still be closing
+        return socket.create_server(address, family=family, backlog=backlog)
     except OSError as error:
         raise ListenError(_listen_failure(endpoint, error)) from error
 
 
 def _listen_failure(endpoint: Endpoint, error: OSError) -> str:
-    """Return why this process cannot listen at an endpoint, with the process that holds the port if it is known."""
+    """Return the text of a `ListenError`, with the process that has the port if the system shows it."""
     start = f"cannot listen at {format_endpoint(endpoint)}"
     if error.errno == errno.EADDRINUSE:
         holder = port_holder(endpoint[1])
@@ -103,10 +104,10 @@ def _listen_failure(endpoint: Endpoint, error: OSError) -> str:
 
 
 async def dial(endpoint: Endpoint, outage_s: float = OUTAGE_S) -> trio.SocketStream:
-    """Connect to an endpoint; the connection breaks if its host answers nothing for `outage_s`.
+    """Connect to an endpoint; the connection breaks if the other host answers nothing for `outage_s`.
 
     Raises:
-        OSError: Nothing listens there.
+        OSError: Nothing listens at the endpoint, or its host cannot be reached.
     """
     try:
         stream = await trio.open_tcp_stream(*endpoint)
@@ -115,7 +116,7 @@ async def dial(endpoint: Endpoint, outage_s: float = OUTAGE_S) -> trio.SocketStr
     try:
         set_socket_options(stream, outage_s)
         if stream.socket.getsockname() == stream.socket.getpeername():
-            # TCP connects a socket to itself when its own port happens to be that of the endpoint
+            # On one host, TCP may connect a socket to itself, if the system gives it the port of the endpoint.
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
     except OSError:
         await trio.aclose_forcefully(stream)
@@ -128,12 +129,19 @@ class NoListenerError(HandshakeError):
 
 
 async def dial_and_greet(
-    endpoint: Endpoint, hello: Hello, secret: bytes, *, tls: Tls | None = None, outage_s: float = OUTAGE_S
+    endpoint: Endpoint, hello: Hello, secret: bytes, *, tls: Tls | None, outage_s: float
 ) -> tuple[trio.abc.Stream, Hello]:
     """Connect to a listener and shake hands, once; return the connection, and the listener's hello.
 
+    Args:
+        endpoint: Host and port of the listener.
+        hello: Hello of this process.
+        secret: Known to both sides.
+        tls: Encrypts the connection; None: it is not encrypted.
+        outage_s: The connection breaks if the other host answers nothing for so many seconds.
+
     Raises:
-        NoListenerError: There is no listener; another attempt may find one.
+        NoListenerError: Nothing listens there; another attempt may succeed.
         HandshakeError: The listener hung up, or refused this process.
     """
     try:
@@ -151,7 +159,7 @@ async def dial_and_greet(
 
 
 def _first_cause(error: OSError) -> OSError:
-    """Return the error of the first address, in place of a summary of all."""
+    """Return the error of a host's first address, in place of Trio's error about all its addresses."""
     cause = error.__cause__
     if isinstance(cause, BaseExceptionGroup):
         cause = cause.exceptions[0]
@@ -160,19 +168,18 @@ def _first_cause(error: OSError) -> OSError:
     return error
 
 
-def set_socket_options(stream: trio.SocketStream, outage_s: float = OUTAGE_S) -> None:
-    """Set a connection to send short messages at once, and to break if its host answers nothing for `outage_s`."""
-    keep_alive(stream.setsockopt, outage_s, outage_s)
+def set_socket_options(stream: trio.SocketStream, outage_s: float) -> None:
+    """Let a connection send short messages at once, and break if the other host answers nothing for `outage_s`."""
+    keep_alive(stream.setsockopt, outage_s, outage_s)  # Trio has set TCP_NODELAY
     if sys.platform == "linux":
         with suppress(OSError):  # an older kernel
             stream.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _LONGEST_REPEAT_MS)
 
 
 def port_holder(port: int) -> str | None:
-    """Name the process that listens at a TCP port of this machine, if the system shows it.
+    """Return the process that listens at a TCP port of this machine, such as ``process 4711 (python train.py)``.
 
-    Returns:
-        Such as ``process 4711 (python train.py)``, or None.
+    None if no process listens there, or the process belongs to another user.
     """
     links = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     for process in PROC.glob("[0-9]*") if links else ():
@@ -186,6 +193,7 @@ def port_holder(port: int) -> str | None:
 
 
 def _listening_inodes(port: int) -> Iterator[str]:
+    """Yield the inodes of the sockets that listen at a TCP port, from the tables of the kernel."""
     for table in ("tcp", "tcp6"):
         try:
             lines = (PROC / "net" / table).read_text().splitlines()[1:]

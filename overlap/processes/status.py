@@ -1,14 +1,14 @@
 """Status records: a process reports to its launcher why it ends, and whether that is its own fault.
 
-Exit codes cannot: a process whose peer has failed ends with an error too, often earlier than the one at fault.
-So each process gets the writing end of a pipe, in `OVERLAP_STATUS_FD`, and writes records into it, a line of JSON each:
-the record's name, and its fields. A `Status` is the last one, and may be as long as an error, because the launcher
-reads while it is written. A process that ends badly without one (killed, or `os._exit`) counts as a cause.
+Exit codes are not enough: a process whose peer has failed ends with an error, too, and often before the process at
+fault. So each process gets the writing end of a pipe, in `OVERLAP_STATUS_FD`, and writes records into it. A record is a
+line of JSON: its name and its fields. A `Status` is the last record. It may be as long as an error, because the
+launcher reads concurrently. A process that fails without a status (killed, or by `os._exit`) counts as a cause.
 
-For each world it reports that it waits for the other processes, that all have joined, and the end, however the world
-ends. A process that has ended well without entering a world in which another one waits is missing; one that exits with
-code 0 in the middle of a world has vanished, as `os._exit` does. It also passes on each `MemberLost`, so that the
-launcher ends a stopped process at once.
+For each world, a process reports that it waits for the others (`Entering`), that all have joined (`Entering` again),
+and the end of the world (`Leaving`). So the launcher finds a process that has ended well although another one waits for
+it to join, and a process that exits with code 0 in the middle of a world, as by `os._exit`. Each `MemberLost` is passed
+on, too, so that the launcher kills a stopped process at once.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Status(Tagged):
     cause: bool  # Whether the error began in this process
     rank: int | None = None  # World rank at fault, if it is known
     line: str = ""  # The error in one line
-    text: str = ""  # For a reader of the terminal; may have many lines, and may be empty
-    code: int = 1  # The exit code with which the process is about to end: freeing memory and threads takes a while
+    text: str = ""  # The report for the terminal, of any number of lines; may be empty
+    code: int = 1  # The exit code with which the process will end; it still has to free memory and threads
 
     @property
     def evidence(self) -> Evidence:
@@ -69,21 +69,27 @@ def status_from_error(error: BaseException, *, local: Container[int], text: str 
     """Return the status record for the error that ends this process.
 
     Args:
-        error: The error that the program raised.
+        error: The error that the program raised. If it was raised because of a failure of another process, that failure
+            decides on the cause and the rank.
         local: The world ranks of this process.
         text: The report that is printed for the error.
         code: The exit code that follows.
     """
     line = str(error).split("\n", 1)[0] or type(error).__name__
+    # the error that came before: of torch's `DistBackendError`, or of an error raised in an `except` block
+    before = error.__cause__ or error.__context__  # the context is kept even after `from None`
+    if not isinstance(error, RankFailedError) and isinstance(before, (PeerError, RankFailedError)):
+        error = before
+    # a broken wire is the consequence of an end elsewhere
+    cause, rank = not isinstance(error, TransportError), None
     if isinstance(error, RankFailedError):
-        # The end of another process is first seen as a lost connection.
-        remote = isinstance(error.cause, (RemoteError, PeerError, TransportError))
-        remote = remote and not (isinstance(error.cause, LinkLostError) and error.cause.evident)
-        return Status(cause=error.rank in local and not remote, rank=error.rank, line=line, text=text, code=code)
-    if isinstance(error, PeerError):
-        culprit = error.culprit if error.culprit >= 0 else None
-        return Status(cause=False, rank=culprit, line=line, text=text, code=code)
-    return Status(cause=not isinstance(error, TransportError), line=line, text=text, code=code)
+        # the end of another process is seen first as a lost connection, which is no evidence against this one
+        is_evident = isinstance(error.cause, LinkLostError) and error.cause.evident
+        is_remote = isinstance(error.cause, (RemoteError, PeerError, TransportError)) and not is_evident
+        cause, rank = error.rank in local and not is_remote, error.rank
+    elif isinstance(error, PeerError):
+        cause, rank = False, error.culprit if error.culprit >= 0 else None
+    return Status(cause=cause, rank=rank, line=line, text=text, code=code)
 
 
 def report_to_launcher(record: Record, environ: Mapping[str, str] = os.environ) -> bool:

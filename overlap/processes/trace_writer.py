@@ -1,7 +1,7 @@
-"""The trace of one run: each process appends the spans of its worlds to a file of its own; at the end they become one.
+"""The trace of one run: each process appends the spans of its worlds to a file of its own; at the end they are joined.
 
-The last world of a run that ends well joins the files: process 0 does, once the others have left it. After another end
-`overlap run` joins what its processes have left, killed ones included; under other launchers, and on several hosts, the
+If the last world of a run ends well, process 0 joins the files after the others have left. Otherwise `overlap run`
+joins the files that its processes have left, killed ones included. Under other launchers, and on several hosts, the
 files stay.
 """
 
@@ -19,7 +19,7 @@ import trio
 
 from .. import trace_files
 from ..config import RunConfig
-from ..diagnostics import calling
+from ..diagnostics import find_caller
 from ..errors import TraceWarning, UsageError
 from ..notice import notify
 from ..runtime.world import World
@@ -35,18 +35,19 @@ if TYPE_CHECKING:
 class TraceWriter:
     """Writer of the trace of one run, for the length of a ``with``.
 
-    A trace that cannot be written hides neither results nor the error of the run: that gets a note, or there is a
-    `TraceWarning`.
+    A trace that cannot be written hides neither the results nor the error of the run. The failure becomes a note of
+    that error, or a `TraceWarning` if the run has no error.
 
     Attributes:
-        member: Number of this process in names of files; None: its number in its world.
-        goes_on: Whether another world of the run follows one that has failed with an error.
-        numbers: Number in the first world of each rank of the present one; None: the same.
-        world_size: Ranks of the first world; None: those of the present one.
+        member: Number of this process in names of files; None: its index in its world.
+        goes_on: Function: does the run continue in another world after this error?
+        numbers: For each rank of the present world, its number in the first world; None: the same number.
+        world_size: Number of ranks of the first world; None: that of the present one.
 
     Args:
         run_config: Settings of the run.
-        joins: Whether the files of processes are joined here; otherwise `take_part` returns that of this one.
+        joins: Whether this class joins the files of all processes. False: the caller gets the file of this process by
+            `take_part`.
     """
 
     def __init__(self, run_config: RunConfig, *, joins: bool = True) -> None:
@@ -58,47 +59,58 @@ class TraceWriter:
         self.goes_on: Callable[[Exception], bool] = lambda error: False
         self.numbers: Sequence[int] | None = None
         self.world_size: int | None = None
-        self._file: TraceFile | None = None  # of this process, until it is joined
+        self._file: TraceFile | None = None  # the file of this process, until it is joined
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Report files that were not joined, in the first process, and a trace that could not be written."""
-        joined_later = os.environ.get("OVERLAP_HOSTS") == "1"  # by our launcher
+        """Report, in process 0, that files were not joined, and report a trace that could not be written."""
+        joined_later = os.environ.get("OVERLAP_HOSTS") == "1"  # `overlap run` joins the files of a single host
         if self._file is not None and self._file.header.process == 0 and not joined_later:
             self._report_parts(self._file, "not all processes ended well")
         if self._failure is not None and error is not None:
             error.add_note(self._failure)
         elif self._failure is not None:
-            warnings.warn(TraceWarning(self._failure), stacklevel=calling()[1])
+            warnings.warn(TraceWarning(self._failure), stacklevel=find_caller()[1])
 
     def begin(self, world: World, membership: Membership | None, *, run: str) -> None:
         """Begin to write the spans of a world into the file of this process, if a trace is requested.
 
         Args:
             world: The world.
-            membership: This process among those of its world; None if it is alone.
-            run: The job and its attempt.
+            membership: This process among those of its world; None: it is alone.
+            run: Name of the job and number of the attempt, as "JOB.ATTEMPT".
         """
         if self._run_config.trace is None:
             return
         from ..timeline.files.trace import Header
         from .traces import TraceFile, part_path  # few runs write a trace
 
-        member = self.member if self.member is not None else membership.member if membership else 0
+        member = membership.member if membership else 0
+        if self.member is not None:
+            member = self.member
         if self._file is None:
             self._file = TraceFile(part_path(self._path, member))
         header = Header(
             world_size=self.world_size or world.size, clock=world.backend.name, meta=world.facts(), run=run,
             process=member,
         )  # fmt: skip
-        clock = None if membership is None else lambda: membership.clock
+        # the common clock is that of member 0
+        clock = None if membership is None else lambda: membership.clock_offset
         with suppress(OSError):  # the end reports it
             self._file.begin(header, world.recorders(), clock=clock, numbers=self.numbers)
 
     async def end_world(self, world: World, failure: Exception | None, *, alone: bool) -> None:
-        """Write the last spans of a world; the file of a process that is `alone` becomes the trace of the run."""
+        """Write the last spans of a world; the file of a process that is `alone` becomes the trace of the run.
+
+        If the settings have a watcher, it gets the timeline. An error of writing is kept for the end of the run.
+
+        Args:
+            world: The world.
+            failure: Error of the world, after which another world may follow; None: it has ended well.
+            alone: Whether this process is the only one of the world.
+        """
         if self._run_config.watcher is not None:
             self._run_config.watcher(world.timeline())
         if self._file is None:
@@ -110,13 +122,18 @@ class TraceWriter:
                 await self._join_files(1)
 
     async def join(self, membership: Membership) -> None:
-        """Make one file of those of all processes, in process 0, after all have ended the last world well."""
+        """Join the files of all processes, in process 0, after all have ended the last world without an error."""
         if self._file is not None and self._joins:
             with self._storing_failure(), trio.CancelScope(shield=True):
                 await self._join_files(membership.members if membership.member == 0 else 0)
 
     async def _join_files(self, members: int) -> None:
-        """Join the files of all members, and note the trace for the commands that report it; 0: another process does.
+        """Join the files of all processes, and record the path of the trace for commands that report it.
+
+        May be called once: it gives up `self._file`.
+
+        Args:
+            members: Number of processes whose files are joined; 0: none, because another process joins them.
 
         Raises:
             UsageError: The trace cannot be written; the files stay.
@@ -126,17 +143,20 @@ class TraceWriter:
         file, self._file = self._file, None
         assert file is not None
         assert self._run_config.trace is not None
-        if members and await trio.to_thread.run_sync(join_all, file, self._path, members):
+        if not members:
+            return
+        if await trio.to_thread.run_sync(join_all, file, self._path, members):
             trace_files.record_written(self._run_config.trace)
-        elif members:
+        else:  # files of some members are missing here
             self._report_parts(file, "not all processes write to one disk")
 
     def _report_parts(self, file: TraceFile, reason: str) -> None:
+        """Report why the files of the processes were not joined, and the command that joins them."""
         parts, name = re.sub(r"-process\d+", "-process*", str(file.path)), self._path.name
         notify(f"no {self._path}: {reason}; `overlap timeline {parts} -o {name}` makes one of what each has left")
 
     def take_part(self) -> bytes:
-        """Return the content of the file of this process, and remove it; b"" without one."""
+        """Return the content of the file of this process, and remove the file; b"" if there is none."""
         with suppress(OSError):
             if self._file is not None:
                 part = self._file.path.read_bytes()
@@ -145,7 +165,11 @@ class TraceWriter:
         return b""
 
     def write_virtual(self, timeline: Callable[[], Timeline]) -> None:
-        """Write the spans of a world in virtual time, whose ranks are all here."""
+        """Write the spans of a world in virtual time, whose ranks are all here.
+
+        Args:
+            timeline: Returns the spans; called only if the settings have a watcher or a trace.
+        """
         if self._run_config.watcher is not None:
             self._run_config.watcher(timeline())
         if self._run_config.trace is not None:
@@ -157,7 +181,7 @@ class TraceWriter:
 
     @contextmanager
     def _storing_failure(self) -> Iterator[None]:
-        """Store an error of the block, in place of raising it, as the reason why there is no trace."""
+        """Store an error of the block, instead of raising it, as the reason why there is no trace."""
         try:
             yield
         except Exception as error:  # no error of writing may hide the results or the error of the run

@@ -1,4 +1,4 @@
-"""Worlds on a Ray cluster: Ray places, replaces and ends the processes; the ranks in them are ours.
+"""Worlds on a Ray cluster: Ray places, restarts and ends the processes, and overlap runs the ranks in them.
 
     import overlap.ray
 

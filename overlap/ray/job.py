@@ -1,4 +1,4 @@
-"""Job on Ray: its description as every actor gets it, the reports of their ends, and its folder on each machine."""
+"""Jobs on Ray: the description that every actor gets, the reports of actors' ends, and a folder on each host."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from ..version import version
 VERSION = f"overlap {version()} on Python {sys.version_info.major}.{sys.version_info.minor}"
 """Versions that all processes of a job must share."""
 
-# Room in the name of a job for what connections put after it.
+# Longest name of a job. In connections "-", 16 digits, "." and the attempt follow it, and then further text.
 LONGEST_NAME = LONGEST_JOB - 37
 
 SPANS = ".json"
-"""The end of the names of files with the spans of processes that have not ended well."""
+"""Suffix of the names of files with the spans of processes that have not ended well."""
 
 # Age at which folders of jobs are removed if their driver was killed; flight records last as long.
 LONGEST_LEFT_S = 7 * 86400.0
@@ -40,16 +40,16 @@ class JobSpec:
     """A program and its settings, as every actor gets them."""
 
     name: str  # The name of the job
-    members: int  # How many processes
-    ranks_each: int  # Ranks of each
+    members: int  # Number of processes, each in one actor
+    ranks_each: int  # Number of ranks in each process
     config: RunConfig  # Settings of the run
     program: bytes = field(repr=False)  # The pickled program and its arguments
-    attempt: int = 0  # How often the job has been started before
-    version: str = VERSION  # Versions on the driver
-    token: str = field(default_factory=lambda: secrets.token_hex(8))  # Tells the job's folders from all others
+    attempt: int = 0  # Number of times that the job has been started before
+    version: str = VERSION  # Versions of overlap and Python on the driver, which actors must have, too
+    token: str = field(default_factory=lambda: secrets.token_hex(8))  # Random text in the names of the job's folders
 
     def ranks(self, member: int) -> range:
-        """Return the ranks of a member."""
+        """Return the ranks of process number `member`."""
         return range(member * self.ranks_each, (member + 1) * self.ranks_each)
 
 
@@ -57,28 +57,36 @@ class JobSpec:
 class MemberEnd:
     """End of one process of a job, as the process reports it."""
 
-    results: Sequence[bytes] | None = None  # The pickled result of each of its ranks; None: it has failed
-    error: OverlapError | None = None  # Its failure; None: it has not failed, or was stopped
-    spans: bytes = b""  # Its part of the timeline, if one is kept
-    files: Mapping[str, bytes] = field(default_factory=dict)  # Its flight records, by name
+    results: Sequence[bytes] | None = None  # Pickled result of each rank of the process; None: it failed or was stopped
+    error: OverlapError | None = None  # The error of the process; None: it did not fail, or was stopped
+    spans: bytes = b""  # The part of the timeline of this process; empty without a trace
+    files: Mapping[str, bytes] = field(default_factory=dict)  # Flight records of the process, by file name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """The end of one attempt of a job."""
 
-    ends: Mapping[int, MemberEnd]  # By member, in the order of their reports
-    lost: Mapping[int, str]  # Reasons of members without a report, as clauses
-    files: Mapping[str, bytes] = field(default_factory=dict)  # Flight records of these, by name
+    ends: Mapping[int, MemberEnd]  # Reports by member, in the order in which they came
+    # Members without a report, each with the reason as the end of a sentence ("the process ...").
+    lost: Mapping[int, str]
+    files: Mapping[str, bytes] = field(default_factory=dict)  # Flight records of lost members, by file name
 
 
 def describe_job(
     main: object, args: tuple[object, ...], config: RunConfig, *, ranks_each: int, name: str | None
 ) -> JobSpec:
-    """Return the description of a job, after a check of the user's arguments; without a name it gets a new one.
+    """Check the arguments of the user, and return the description of the job.
+
+    Args:
+        main: The program of each rank.
+        args: Further arguments of the program.
+        config: Settings of the run.
+        ranks_each: Number of ranks in each process.
+        name: Name of the job; None: a new name.
 
     Raises:
-        UsageError: If a value is invalid, or the program cannot be sent.
+        UsageError: A value is invalid, or the program cannot be pickled.
     """
     if not isinstance(ranks_each, int) or isinstance(ranks_each, bool) or ranks_each < 1:
         raise UsageError(f"ranks_per_actor: expected a positive integer, got {ranks_each!r}")
@@ -100,7 +108,7 @@ def describe_job(
 
 
 def _pack_program(main: object, args: tuple[object, ...]) -> bytes:
-    """Return the bytes of a program and its arguments; a UsageError names the one that cannot be pickled."""
+    """Return a program and its arguments, pickled; a `UsageError` names the item that cannot be pickled."""
     with suppress(Exception):
         return pack((main, args), "")
     pack(main, "main: cannot be sent to other processes")
@@ -110,14 +118,14 @@ def _pack_program(main: object, args: tuple[object, ...]) -> bytes:
 
 
 def pack(value: object, complaint: str) -> bytes:
-    """Return the bytes of a value; raise a UsageError that begins with `complaint` if it cannot be pickled."""
+    """Return a value, pickled; if that fails, raise a `UsageError` that begins with `complaint`."""
     try:
         return bytes(cloudpickle.dumps(value))
     except Exception as error:
-        raise UsageError(f"{complaint}: {in_one_line(error)}; make it a value that can be pickled") from error
+        raise UsageError(f"{complaint}: {in_one_line(error)}; leave open files, locks and sockets out of it") from error
 
 
-# -- its folder on a machine: the driver takes the files home as bytes before the folder goes ------------------------
+# -- the folder of a job on a host: the driver fetches the files before the folder is removed ------------------------
 
 
 def job_folder(token: str) -> Path:
@@ -126,7 +134,10 @@ def job_folder(token: str) -> Path:
 
 
 def make_job_folder(token: str) -> Path:
-    """Make the folder of a job on this machine, for this user alone; remove folders that drivers left for days."""
+    """Make the folder of a job on this machine, for this user alone; remove old folders of jobs whose driver died.
+
+    A folder is old after `LONGEST_LEFT_S`, if no process that has written into it is alive.
+    """
     folder = job_folder(token)
     for other in folder.parent.glob(f"{job_folder('').name}*"):
         with suppress(OSError):
@@ -138,10 +149,12 @@ def make_job_folder(token: str) -> Path:
 
 
 def take_files(token: str, *, pid: int | None = None) -> dict[str, bytes]:
-    """Return the flight records in the folder of a job by name, and remove them; the folder too once it is empty.
+    """Return files of a job on this machine, by name, and remove them; remove the folder as well if it is empty.
 
     Args:
-        pid: Only records of that process; None: all, and the spans of processes that were killed.
+        token: Token of the job.
+        pid: Return the flight records of this process only. None: of all processes, with the spans of processes that
+            were killed.
     """
     folder, files = job_folder(token), {}
     for pattern in (f"*{ENDING}", f"*{SPANS}") if pid is None else (f"*-{pid}{ENDING}",):
@@ -151,6 +164,6 @@ def take_files(token: str, *, pid: int | None = None) -> dict[str, bytes]:
                 path.unlink()
     if pid is None:
         shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):  # others still have files in it
+    with suppress(OSError):  # other processes still have files in it
         folder.rmdir()
     return files

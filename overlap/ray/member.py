@@ -1,4 +1,4 @@
-"""Member: one process of a job, from the store where it meets the others to the report of its end."""
+"""Member of a job: the actor of one process, which joins the other members, runs its ranks, and reports its end."""
 
 from __future__ import annotations
 
@@ -15,18 +15,24 @@ from ..errors import OverlapError, RankFailedError, RemoteError, UsageError, in_
 from ..processes.connect import place_and_setup
 from ..processes.real_time import run_ranks
 from ..processes.trace_writer import TraceWriter
+from ..ranklist import named_ranks
 from ..runtime.world import World
 from .job import VERSION, JobSpec, MemberEnd, make_job_folder, pack, take_files
 from .store import store_class
 
 MET = "overlap/met"
-"""Key of the store under which the first member writes once all have met."""
+"""Key of the store that the first member sets once all members have met."""
 
 
 class MemberActor(store_class()):  # type: ignore[misc]
-    """One process of a job as an async actor: its loop goes on serving calls while the ranks work in a thread.
+    """One process of a job, as an async actor: its event loop serves calls while the ranks run in a thread.
 
-    The first one is the store of the job too: a process for a store alone would take a second to start.
+    The actor of the first member is also the store of the job: an actor for the store alone would take a second to
+    start.
+
+    Args:
+        job: The job.
+        index: Number of this member.
     """
 
     def __init__(self, job: JobSpec, index: int) -> None:
@@ -37,16 +43,17 @@ class MemberActor(store_class()):  # type: ignore[misc]
         self._writer = TraceWriter(job.config, joins=False)
 
     async def run(self, store: RendezvousStore) -> MemberEnd:
-        """Join the other members through a store, run the program on the ranks here, and report the end."""
+        """Join the other members through a store, run the program on this process's ranks, and return the report."""
         return await asyncio.to_thread(self._run, store)
 
     async def stop(self) -> None:
-        """End the ranks of this process without an error; the other processes of the world lose them."""
+        """End the ranks of this process without an error; for other processes, this process is then lost."""
         with suppress(trio.RunFinishedError):
             if self._token is not None:
                 self._token.run_sync_soon(self._scope.cancel)
 
     def _run(self, store: RendezvousStore) -> MemberEnd:
+        """Run the program, and return the report with its results or its error. Never raises."""
         try:
             return self._make_end(results=self._run_program(store))
         except OverlapError as error:
@@ -55,7 +62,10 @@ class MemberActor(store_class()):  # type: ignore[misc]
             return self._make_end(error=RemoteError(type_name(error), text_of(error), trace=_traceback_text(error)))
 
     def _run_program(self, store: RendezvousStore) -> list[bytes] | None:
-        """Load the program, join the other members, and return the pickled results of the ranks here; None: stopped."""
+        """Load the program, join the other members, run the ranks of this process, and return their pickled results.
+
+        None if `stop` was called.
+        """
         job = self._job
         if job.version != VERSION:
             raise UsageError(
@@ -65,14 +75,14 @@ class MemberActor(store_class()):  # type: ignore[misc]
             main, args = cloudpickle.loads(job.program)
         except Exception as error:
             raise UsageError(
-                f"main: member {self._index} cannot load it: {in_one_line(error)}; the modules that it needs must be "
-                "importable on every machine"
+                f"main: the actor of {named_ranks(self._own)} on node {os.uname().nodename} cannot load it: "
+                f"{in_one_line(error)}; the modules that it needs must be importable on every machine"
             ) from error
         folder = make_job_folder(job.token)
-        trace = folder / "trace.json" if job.config.trace else None  # beside it, spans until this process has ended
+        trace = folder / "trace.json" if job.config.trace else None  # spans are written next to it, until the end
         config = job.config.changed(flight_dir=str(folder), trace=trace)
         with ExitStack() as meeting:
-            label = f"{job.name}-{job.token}.{job.attempt}"  # no other attempt, or job of that name, has it
+            label = f"{job.name}-{job.token}.{job.attempt}"  # unique among attempts, and among jobs of the same name
             rendezvous = rendezvous_through_store(
                 store, self._index, job.members, secret=None, job=label, nodes=None, host=None
             )
@@ -87,10 +97,11 @@ class MemberActor(store_class()):  # type: ignore[misc]
                     store.set(MET, b"")
 
             async def run_world() -> list[object] | None:
+                """Return the results of the ranks here, or None if `_scope` was cancelled."""
                 self._token = trio.lowlevel.current_trio_token()
                 with self._scope:
                     return await run_ranks(setup, place, main, args, config, self._writer, on_start)
-                return None
+                return None  # reached only if `_scope` was cancelled
 
             results = trio.run(run_world)
         own = zip(self._own, results or (), strict=False)
@@ -98,7 +109,7 @@ class MemberActor(store_class()):  # type: ignore[misc]
         return packed or None
 
     def _make_end(self, *, results: list[bytes] | None = None, error: OverlapError | None = None) -> MemberEnd:
-        """Return the end of this process, with its timeline and its flight records."""
+        """Return the report of the end of this process, with its part of the timeline and its flight records."""
         if isinstance(error, RankFailedError) and error.rank in self._own and not isinstance(error.cause, RemoteError):
             error.add_note(f"where rank {error.rank} ran:\n{_traceback_text(error.cause)}")
         files = take_files(self._job.token, pid=os.getpid())

@@ -16,21 +16,23 @@ from ..errors import OverlapError, UsageError
 from ..notice import notify
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-_PROBE_S = 1.0  # for the connection to a node's raylet: those of a cluster are near
-# Moments of the first report of a wait for resources, and of later ones.
+_PROBE_S = 1.0  # limit of the connection to a node's raylet, which is in the same network
+# Seconds of waiting for resources until the first report, and between later ones.
 FIRST_S, EVERY_S = 1.0, 30.0
-_ROUNDING = 1e-6  # of sums of resources
+_ROUNDING = 1e-6  # allowance for the rounding of amounts of resources
 
 
 class ResourcesError(OverlapError):
-    """Ray has not had the resources for all processes of a job in time; nothing has run.
+    """Ray did not have the resources for all processes of a job in time; nothing has run.
 
     Args:
-        message: What it says.
+        message: Text of the error.
+        missing: Description of the missing resources.
+        waited_s: Seconds of waiting.
 
     Attributes:
-        missing: What is missing, in words.
-        waited_s: How long it was waited for.
+        missing: Description of the missing resources.
+        waited_s: Seconds of waiting.
     """
 
     def __init__(self, message: str, *, missing: str, waited_s: float) -> None:
@@ -40,7 +42,7 @@ class ResourcesError(OverlapError):
 
 
 def check_placement(resources: Mapping[str, float], strategy: str) -> None:
-    """Refuse resources that are not names and amounts, or none at all, and unknown strategies."""
+    """Refuse resources that are not names with amounts from 0, or are all 0, and unknown strategies."""
     if not any(resources.values()) or not all(isinstance(x, (int, float)) and x >= 0 for x in resources.values()):
         raise UsageError(f"resources: expected names and amounts such as {{'CPU': 4}}, got {dict(resources)!r}")
     if strategy not in STRATEGIES:
@@ -48,7 +50,12 @@ def check_placement(resources: Mapping[str, float], strategy: str) -> None:
 
 
 def actor_places(group: PlacementGroup, resources: Mapping[str, float]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the node of each member, in the order of nodes, and the options of its actor."""
+    """Return the node id of each member, and the options of each member's actor; members are sorted by node.
+
+    Args:
+        group: The placement group, which Ray has placed.
+        resources: Resources of each actor.
+    """
     amounts = dict(resources)
     options = {
         "num_cpus": amounts.pop("CPU", 0),
@@ -63,13 +70,16 @@ def actor_places(group: PlacementGroup, resources: Mapping[str, float]) -> tuple
 
 
 def wait_for_resources(demand: str, limit_s: float, ready: Callable[[float], bool], missing: Callable[[], str]) -> None:
-    """Wait until the resources of a job are available, and report the missing ones to the user.
+    """Wait until the resources of a job are available, and report missing ones on stderr.
 
-    `ready` waits up to a number of seconds, and returns whether all resources are available; `missing` returns the
-    missing ones as text.
+    Args:
+        demand: Description of the job and its resources.
+        limit_s: Longest wait in seconds.
+        ready: Function that waits up to the given seconds, and returns whether all resources are available.
+        missing: Function that returns a description of the missing resources.
 
     Raises:
-        ResourcesError: If it takes longer than `limit_s`.
+        ResourcesError: The wait took longer than `limit_s`.
     """
     begun_s, next_report_s = time.monotonic(), FIRST_S
     while not ready(max(0.0, min(next_report_s, limit_s) - (time.monotonic() - begun_s))):
@@ -83,7 +93,12 @@ def wait_for_resources(demand: str, limit_s: float, ready: Callable[[float], boo
 
 
 def describe_lack(demand: Mapping[str, float], count: int, nodes: Mapping[str, Mapping[str, float]]) -> str:
-    """Return how many of `count` places do not fit on nodes with these free resources, as text.
+    """Return a description of how many of `count` places lack resources, and of the free resources.
+
+    Args:
+        demand: Resources of one place.
+        count: Number of places.
+        nodes: Free resources of each node, by the node's description.
 
     >>> describe_lack({"CPU": 2}, 3, {"a": {"CPU": 3}, "b": {"CPU": 1}})
     '2 places with CPU: 2; free: CPU 3 on a, CPU 1 on b'
@@ -99,19 +114,23 @@ def describe_lack(demand: Mapping[str, float], count: int, nodes: Mapping[str, M
 
 
 def free_resources(without: Collection[str]) -> dict[str, Mapping[str, float]]:
-    """Return the free resources of each node, by its address and the beginning of its id."""
+    """Return the free resources of each node, by the node's address and the beginning of its id.
+
+    Args:
+        without: Ids of nodes to leave out.
+    """
     available = ray._private.state.available_resources_per_node()  # no public function has it for each node
     nodes = [node for node in ray.nodes() if node["NodeID"] not in without]
     return {f"{node['NodeManagerAddress']} ({node['NodeID'][:6]})": available.get(node["NodeID"], {}) for node in nodes}
 
 
 def lost_nodes(nodes: Collection[str]) -> set[str]:
-    """Return the nodes that do not run any more; Ray itself notices some of them only seconds later."""
+    """Return those of the given node ids whose nodes do not run any more; Ray itself may notice seconds later."""
     return {node["NodeID"] for node in ray.nodes() if node["NodeID"] in nodes and not _is_running(node)}
 
 
 def _is_running(node: Mapping[str, Any]) -> bool:
-    """Whether a node is alive for Ray, and its port answers."""
+    """Whether Ray takes a node for alive, and the node accepts a connection; `node` is an entry of `ray.nodes()`."""
     with suppress(OSError):
         socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=_PROBE_S).close()
         return bool(node["Alive"])

@@ -1,4 +1,4 @@
-"""Attempts of a job until one ends well: the first failure of each, its timeline and its flight records."""
+"""Attempts of a job until one ends well: the first failure of an attempt, its timeline and its flight records."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ from .job import SPANS, JobSpec, MemberEnd, Outcome
 
 
 def run_attempts(job: JobSpec, run_attempt: Callable[[JobSpec], Outcome], *, max_restarts: int) -> list[object]:
-    """Run a job, and again after failures, and return the results by rank.
+    """Run a job, again after failures, and return the results in the order of ranks.
 
-    `run_attempt` runs one attempt to the end of all its members.
+    Args:
+        job: The job.
+        run_attempt: Function that runs one attempt until all its members have ended.
+        max_restarts: Number of times that the job may be started again.
 
     Raises:
-        RankFailedError: If the last attempt has failed; the first failure is its `__cause__`.
-        UsageError: If nothing could run; it is not tried again.
+        RankFailedError: The last attempt has failed; the first failure is the `__cause__`.
+        UsageError: Nothing could run; that is not tried again.
     """
     if not isinstance(max_restarts, int) or isinstance(max_restarts, bool) or max_restarts < 0:
         raise UsageError(f"max_restarts: expected an integer of 0 or more, got {max_restarts!r}")
@@ -42,7 +45,7 @@ def run_attempts(job: JobSpec, run_attempt: Callable[[JobSpec], Outcome], *, max
         records = _write_records(outcome, folder)
         if config.trace is not None:
             _write_trace(outcome, str(config.trace))
-        error = first_failure(job, outcome)
+        error = find_first_failure(job, outcome)
         if error is None:
             ends = [outcome.ends[member] for member in range(job.members)]
             return [cloudpickle.loads(result) for end in ends for result in end.results or ()]
@@ -63,13 +66,14 @@ def run_attempts(job: JobSpec, run_attempt: Callable[[JobSpec], Outcome], *, max
 
 
 def _write_records(outcome: Outcome, folder: Path) -> list[Path]:
+    """Write the flight records that members have sent into a folder; return the paths of the written files."""
     paths = []
     for files in (*(end.files for end in outcome.ends.values()), outcome.files):
         for name in filter(lambda name: name.endswith(ENDING), files):
-            path = folder / Path(name).name  # a name from another machine stays in the folder
+            path = folder / Path(name).name  # only the last part: a name from another machine must not leave the folder
             with suppress(OSError):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                path.unlink(missing_ok=True)  # the link of a killed process to its record
+                path.unlink(missing_ok=True)  # there may be a link that a killed process has left
                 path.write_bytes(files[name])
                 path.chmod(0o600)
                 paths.append(path)
@@ -77,7 +81,10 @@ def _write_records(outcome: Outcome, folder: Path) -> list[Path]:
 
 
 def _write_trace(outcome: Outcome, path: str) -> None:
-    """Join the trace files of the members, killed ones included, in the trace of the run."""
+    """Join the timelines of all members, also of killed ones, and write them as the trace of the run.
+
+    If the trace cannot be written, print a notice and do not raise: the result of the run is more important.
+    """
     texts = [end.spans for end in outcome.ends.values() if end.spans]
     texts += [data for name, data in outcome.files.items() if name.endswith(SPANS) and data]
     parts = [part_path(path, number) for number in range(len(texts))]
@@ -94,15 +101,15 @@ def _write_trace(outcome: Outcome, path: str) -> None:
 # -- the first failure -------------------------------------------------------------------------------------------------
 
 
-def first_failure(job: JobSpec, outcome: Outcome) -> OverlapError | None:
-    """Return the error with which a job has ended, or None if all members have given results.
+def find_first_failure(job: JobSpec, outcome: Outcome) -> OverlapError | None:
+    """Return the error with which an attempt has ended, or None if all members have returned results.
 
-    Errors are ordered by cause, not by time: a member whose own rank failed first, then members that ended because of
-    another one, then Ray's reports of lost processes. Those become notes on the error; they are the error itself
-    where members only know that the process of their rendezvous is lost.
+    Errors are ordered by cause, not by time. First comes the error of a member whose own rank failed, then those of
+    members that ended because of another member, then Ray's reports of lost processes. Ray's reports become notes on
+    the error. They are the error itself if members know only that another process was lost before they met.
     """
     failed = {member: end.error for member, end in outcome.ends.items() if end.error is not None}
-    guiltiest = min(failed, key=lambda member: _evidence(failed[member], job.ranks(member)), default=None)
+    guiltiest = min(failed, key=lambda member: _order_by_evidence(failed[member], job.ranks(member)), default=None)
     if guiltiest is None or (outcome.lost and isinstance(failed[guiltiest], PeerError)):
         return _lost_error(job, *next(iter(outcome.lost.items()))) if outcome.lost else None
     error = failed[guiltiest]
@@ -113,14 +120,21 @@ def first_failure(job: JobSpec, outcome: Outcome) -> OverlapError | None:
     return error
 
 
-def _evidence(error: OverlapError, local: range) -> tuple[bool, Evidence, bool]:
-    """Return the order of a member's error, the strongest evidence first."""
-    wire = isinstance(error, RankFailedError) and isinstance(error.cause, TransportError)  # before the process is lost
+def _order_by_evidence(error: OverlapError, local: range) -> tuple[bool, Evidence, bool]:
+    """Return a sort key of a member's error: usage errors first, then by evidence; `local` are the member's ranks."""
+    # Of equal evidence, the error of a connection comes last.
+    wire = isinstance(error, RankFailedError) and isinstance(error.cause, TransportError)
     return not isinstance(error, UsageError), status_from_error(error, local=local).evidence, wire
 
 
 def _lost_error(job: JobSpec, member: int, why: str) -> OverlapError:
-    """Return the error of a job in which no member could report the failed one."""
+    """Return the error for a lost member if no other error explains it better.
+
+    Args:
+        job: The job.
+        member: The lost member.
+        why: The reason, as the end of a sentence.
+    """
     rank, world_size = job.ranks(member)[0], job.members * job.ranks_each
     cause = PeerLostError(f"its process on Ray {why}", culprit=rank)
     error = RankFailedError(rank=rank, cause=cause, where="", doing=(), others={}, world_size=world_size)
@@ -129,7 +143,7 @@ def _lost_error(job: JobSpec, member: int, why: str) -> OverlapError:
 
 
 def blamed_members(job: JobSpec, ends: Mapping[int, MemberEnd]) -> set[int]:
-    """Return the members without a report that other members have lost."""
+    """Return the members without a report of which other members have reported that they are lost."""
     errors = [end.error for end in ends.values() if isinstance(end.error, RankFailedError)]
     blamed = {error.rank // job.ranks_each for error in errors if isinstance(error.cause, PeerLostError)}
     return {member for member in blamed if member >= 0 and member not in ends}

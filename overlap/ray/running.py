@@ -1,4 +1,4 @@
-"""`run` of Ray starts a world on actors, which are placed together, watched, and ended together."""
+"""`overlap.ray.run`: starts a world on actors, which are placed together, watched, and ended together."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WAIT_S = 300.0
-"""For resources: an autoscaler brings a machine in that time."""
+"""Default limit of the wait for resources, in seconds: an autoscaler adds a machine in that time."""
 
-# From the first failure to the hard end of the actors that have not ended by themselves.
+# Seconds from the first failure until actors that have not ended by themselves are killed.
 GRACE_S = 10.0
 # Limit of calls that an actor answers at once, unless its machine is lost.
 _ANSWER_S = 5.0
 # Limit of a task that needs a new process; Ray starts it in up to 15 s on a crowded machine.
 _LEFT_BEHIND_S = 30.0
-_POLL_S = 0.5
+_POLL_S = 0.5  # pause between two looks at actors after a failure
 _NODE_LOST = "is gone, and its node with it"
 _LOSSES = {
     "node has died": _NODE_LOST,
@@ -49,7 +49,7 @@ _LOSSES = {
     "running low on memory": "was killed by Ray, because its node ran low on memory",
     "worker process has died": "has died: it was killed, or has crashed",
 }
-"""Reasons for losses by words in Ray's errors, which have no types for them."""
+"""Reason of a loss, by words in the text of Ray's errors, which have no types for these cases."""
 _MISSING_MODULE = re.compile(r"No module named '([^']+)'")
 
 
@@ -76,37 +76,38 @@ def run(
 ) -> list[T]:
     """Run `main(rank, *args)` on ranks in actors of a Ray cluster, and return their results in rank order.
 
-    All actors start, or none. If one fails or is lost, all end, and the first failure is raised here: the rank, its
-    operation and its line. With `max_restarts` they start again, on other nodes if theirs are gone, and go on from
-    `rank.state` or from checkpoints. A driver that ends, however that happens, takes the actors along.
+    All actors start, or none. If an actor fails or is lost, all actors end, and the first failure is raised here, with
+    the rank, its operation and its line. With `max_restarts` the actors start again, on other nodes if theirs are lost,
+    and go on from `rank.state` or from checkpoints. The actors end with the driver, however the driver ends.
 
     Args:
-        main: An async function; its first argument is the rank. It is pickled, by value if it is not importable there.
+        main: An async function; its first argument is the rank. The function is pickled, by value if the actors cannot
+            import it.
         args: Further arguments, pickled too.
-        ranks: How many ranks.
-        ranks_per_actor: Ranks of each actor, which is one process; they share its memory.
-        resources: Resources of each actor, such as {"CPU": 4, "GPU": 1}; by default one CPU.
+        ranks: Number of ranks.
+        ranks_per_actor: Ranks of each actor. An actor is one process, so its ranks share memory.
+        resources: Resources of each actor, such as {"CPU": 4, "GPU": 1}; None: one CPU.
         strategy: Strategy of the placement group: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
-        max_restarts: How often the world may be started again.
-        wait_s: How long to wait for resources. After a second a line on stderr names missing ones.
-        name: Name of the job, for `overlap top`; two jobs of one name do not run at once. By default a new one.
-        runtime_env: Ray's description of the actors' environment.
+        max_restarts: Number of times that the world may be started again.
+        wait_s: Seconds to wait for resources. After one second a line on stderr names the missing ones.
+        name: Name of the job, for `overlap top`; None: a new name. Two jobs of one name do not run at once.
+        runtime_env: Ray's description of the actors' environment; None: that of the driver.
         cluster: As for `overlap.run`.
-        trace: Where this process writes the timeline of all ranks.
+        trace: File to which this process writes the timeline of all ranks; None: no timeline.
         trace_steps: As for `overlap.run`.
-        timeout_s: As for `overlap.run`; of each attempt.
+        timeout_s: As for `overlap.run`, for each attempt.
         transport: Name of the transport between processes, as for `overlap run --transport`.
         algorithm: As for `overlap.run`.
         check: As for `overlap.run`.
         state_dir: Folder of the states of `rank.state`, for restarts, that all nodes share.
-        flight_dir: Where this process puts the flight records of a run that fails.
+        flight_dir: Folder into which this process puts the flight records of a run that fails.
 
     Raises:
-        UsageError: For arguments that cannot be meant; for objects that cannot be sent; for nodes with another version
-            of this package; if a job of that name runs.
+        UsageError: If an argument is invalid or cannot be sent, if a node has another version of this package, or if a
+            job of that name runs.
         ResourcesError: If there are not enough resources in time.
-        RankFailedError: When a rank raises, or its process is lost; its error is the `__cause__`.
-        StallError: As `overlap.run`.
+        RankFailedError: When a rank raises, or its process is lost. The `__cause__` is the error of the rank.
+        StallError: As for `overlap.run`.
     """
     config = RunConfig.given(
         ranks=ranks, cluster=None if cluster == "local" else cluster, trace=trace, trace_steps=trace_steps,
@@ -123,7 +124,7 @@ def run(
 
 @dataclass(kw_only=True)
 class RayRun:
-    """One call of `run`: its options, and the nodes that it has lost. See `run` for the options."""
+    """One call of `run`: its options, see `run`, and `excluded_nodes`, the ids of nodes that were lost during it."""
 
     ranks_per_actor: int = 1
     resources: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
@@ -135,14 +136,15 @@ class RayRun:
     excluded_nodes: set[str] = field(default_factory=set)
 
     def run(self, main: Callable[..., Awaitable[object]], args: tuple[object, ...], config: RunConfig) -> list[object]:
-        """Run `main(rank, *args)` with settings that are checked already, and return the results by rank."""
+        """Run `main(rank, *args)`, and return the results in the order of ranks; `config` has been checked."""
         check_placement(self.resources, self.strategy)
         check_seconds("wait_s", self.wait_s)
         job = describe_job(main, args, config, ranks_each=self.ranks_per_actor, name=self.name)
         if not ray.is_initialized():
             ray.init(log_to_driver=True, logging_level="warning")
         try:
-            holder = make_store(f"job/{job.name}") if self.name else None  # other names are new
+            # This actor reserves a name that the user has given; other names are new.
+            holder = make_store(f"job/{job.name}") if self.name else None
         except ValueError as error:
             raise UsageError(
                 f"name: a job named {job.name!r} runs on this cluster already; wait for its end, or choose another name"
@@ -154,7 +156,13 @@ class RayRun:
                 ray.kill(holder.actor)
 
     def run_attempt(self, job: JobSpec) -> Outcome:
-        """Run one attempt, and return its outcome; all its actors have ended when this returns."""
+        """Run one attempt, and return the outcome.
+
+        All actors are killed before this returns or raises; it waits up to `_ANSWER_S` until Ray knows that.
+
+        Raises:
+            ResourcesError: The cluster has not had the resources within `wait_s`.
+        """
         excluded = self.excluded_nodes
         amounts = {name: amount for name, amount in self.resources.items() if amount}
         selectors = [{"ray.io/node-id": f"!in({','.join(excluded)})"}] * job.members if excluded else None
@@ -171,20 +179,29 @@ class RayRun:
             )
             nodes, options = actor_places(group, amounts)
             actor_class = ray.remote(max_concurrency=CALLS, runtime_env=self.runtime_env)(MemberActor)
-            actors = [actor_class.options(**each).remote(job, index) for index, each in enumerate(options)]
+            for index, each in enumerate(options):
+                actors.append(actor_class.options(**each).remote(job, index))
             outcome = wait_for_ends(job, actors, nodes)
             lost = [nodes[member] for member in outcome.lost]
             return replace(outcome, files=self._collect_files_of_lost_members(job, lost) if lost else {})
         finally:
             for actor in actors:
                 ray.kill(actor, no_restart=True)
-            ended = [actor.stop.remote() for actor, node in zip(actors, nodes, strict=True) if node not in excluded]
-            ray.wait(ended, num_returns=len(ended), timeout=_ANSWER_S)  # until Ray knows that they have ended
+            # A call of a killed actor returns when Ray knows that the actor has ended. After an error there may be
+            # fewer actors than nodes, hence strict=False.
+            ended = [actor.stop.remote() for actor, node in zip(actors, nodes, strict=False) if node not in excluded]
+            if ended:
+                ray.wait(ended, num_returns=len(ended), timeout=_ANSWER_S)
             with suppress(Exception):  # the cluster is gone, and the group with it
                 remove_placement_group(group)
 
     def _collect_files_of_lost_members(self, job: JobSpec, nodes: Sequence[str]) -> dict[str, bytes]:
-        """Return the flight records of lost members by file name, and exclude nodes that are lost themselves."""
+        """Return flight records of lost members, by file name; add lost nodes to `excluded_nodes`.
+
+        Args:
+            job: The job.
+            nodes: The node of each lost member.
+        """
         self.excluded_nodes.update(lost_nodes(nodes))
         files = take_files(job.token)  # of this machine
         if sum(name.endswith(ENDING) for name in files) >= len(nodes):
@@ -199,14 +216,20 @@ class RayRun:
 
 
 def wait_for_ends(job: JobSpec, actors: Sequence[Any], nodes: Sequence[str]) -> Outcome:
-    """Run the program on all members; once one has failed, wait for the others only as long as they may need.
+    """Run the program on all members, and wait until all have ended.
+
+    Once a member has failed, it waits for the others up to `GRACE_S`, or less if they have not met: then they do not
+    notify each other of failures. It does not wait for members that are known to be lost.
 
     Args:
         job: The job.
         actors: The actor of each member.
         nodes: The node of each member.
+
+    Returns:
+        The reports of members, and the reasons of members without one; without `files`.
     """
-    met = actors[0].get.remote(MET)  # from then on members notify each other of failures
+    met = actors[0].get.remote(MET)  # done when all members have met
     pending = {actor.run.remote(RayStore(actors[0])): member for member, actor in enumerate(actors)}
     ends: dict[int, MemberEnd] = {}
     lost_members: dict[int, str] = {}
@@ -236,7 +259,8 @@ def wait_for_ends(job: JobSpec, actors: Sequence[Any], nodes: Sequence[str]) -> 
         raise
     late = f"did not end within {GRACE_S:g} s, and is killed" if has_met else "had met no other, and was ended"
     for member in pending.values():
-        lost_members[member] = _NODE_LOST if member in on_lost_nodes else "is gone" if member in blamed else late
+        reason = "is gone" if member in blamed else late
+        lost_members[member] = _NODE_LOST if member in on_lost_nodes else reason
     return Outcome(ends=ends, lost=lost_members)
 
 

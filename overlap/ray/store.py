@@ -1,4 +1,4 @@
-"""Stores on a Ray cluster, where the processes of a world meet."""
+"""Stores on a Ray cluster: keys and values through which the processes of a world find each other."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ..errors import OverlapError, PeerLostError, UsageError
 
 CALLS = 10_000
-"""Number of calls that a store serves at once: every rank may wait in one."""
+"""Number of calls that a store serves at the same time: every rank may wait in one."""
 _GET_S = 600.0
-"""Time that one call waits for a value; the limit of the connection is much shorter."""
+"""Seconds that one call waits for a value; the limit for connecting a world is much shorter."""
 
 
 def store_class() -> type:
-    """Return the class of a store's actor; Ray pickles a local class by value, so that no actor imports overlap.
+    """Return the class of a store's actor.
 
-    So the process of a store starts in half the time, and needs no `runtime_env`.
+    It is local, because Ray pickles a local class by value: the actor's process does not import overlap, so it starts
+    in half the time, and needs no `runtime_env`.
     """
 
     class StoreActor:
-        """Holds the values of a store; its loop serves any number of callers that wait."""
+        """Has the values of a store; its event loop serves any number of waiting callers."""
 
         def __init__(self) -> None:
             self._values: dict[str, bytes] = {}
@@ -37,7 +38,7 @@ def store_class() -> type:
             self._arrivals.pop(key, asyncio.Event()).set()
 
         async def get(self, key: str) -> bytes:
-            """Return a value once there is one."""
+            """Wait until a key has a value, and return the value."""
             while key not in self._values:
                 await self._arrivals[key].wait()
             return self._values[key]
@@ -49,7 +50,7 @@ class RayStore:
     """A store on a Ray cluster, for `overlap.connect(store=...)`; it can be passed to actors and tasks.
 
     Args:
-        actor: The handle of its actor.
+        actor: Handle of the store's actor.
     """
 
     def __init__(self, actor: Any) -> None:
@@ -60,14 +61,22 @@ class RayStore:
         _wait_for(self.actor.set, key, value)
 
     def get(self, key: str) -> bytes:
-        """Return the value, waiting until there is one."""
+        """Wait until a key has a value, and return the value."""
         return bytes(_wait_for(self.actor.get, key))
 
 
 def _wait_for(method: Any, *args: object) -> Any:
-    """Return the result of a method of a store's actor; `ray.get` would warn in threads of async actors."""
+    """Call a method of a store's actor, block until it returns, and return the result.
+
+    It does not use `ray.get`, which would warn in threads of async actors.
+
+    Raises:
+        UsageError: The call would block the event loop of an async actor.
+        OverlapError: There was no answer within `_GET_S`.
+        PeerLostError: The actor has ended.
+    """
     with suppress(RuntimeError):
-        asyncio.get_running_loop()  # of an async actor, which has other calls to serve
+        asyncio.get_running_loop()  # raises RuntimeError if this thread has no event loop
         raise UsageError(
             "store: this is the event loop of an async actor, and the call waits for other ranks; "
             "connect in a thread: await asyncio.to_thread(overlap.connect, ...)"
@@ -83,15 +92,15 @@ def _wait_for(method: Any, *args: object) -> Any:
 
 
 def store(name: str) -> RayStore:
-    """Return the store of that name on the Ray cluster, a new one if there is none.
+    """Return the store of a name on the Ray cluster; make it if there is none.
 
-    It lives as long as the driver or actor that was the first to ask for it.
+    It exists as long as the driver or actor that was the first to call this.
 
     Args:
-        name: Name of the store; ranks of one job ask for one name.
+        name: Name of the store, the same for all ranks of a job.
 
     Raises:
-        UsageError: If this process has no connection to a Ray cluster.
+        UsageError: This process has no connection to a Ray cluster.
     """
     if not ray.is_initialized():
         raise UsageError("store: this process has no connection to a Ray cluster; call ray.init() first")
@@ -99,12 +108,14 @@ def store(name: str) -> RayStore:
 
 
 def make_store(name: str, **options: Any) -> RayStore:
-    """Return a store with a new actor, on the node of this process: it lives as long as this process does.
+    """Return a store with a new actor on the node of this process, which exists as long as this process.
 
-    All names are in one namespace, whatever those of the drivers.
+    Args:
+        name: Name of the actor, in a namespace that all drivers share.
+        options: Further options of the actor, for Ray.
 
     Raises:
-        ValueError: If there is an actor of that name.
+        ValueError: There is an actor of that name.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"name": name, "namespace": "overlap", "num_cpus": 0, "max_concurrency": CALLS, **options}

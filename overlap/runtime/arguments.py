@@ -1,4 +1,4 @@
-"""Checks of the arguments of calls (arrays, roots, peers, pairs), and the memory that an operation uses."""
+"""Checks of the arguments of calls: arrays, roots, peers, pairs, options. They also set the arrays that are used."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ _INTEGERS = int, np.integer
 
 
 def prepare(operation: CollectiveFuture[Any]) -> None:
-    """Check the arguments and set `call` and `source`, the array to read.
+    """Check an operation's input, and set its `call` and `source`, the array to read.
+
+    Without an input only `call` is set. The arrays of a tree are packed into a new array, which becomes `source`. For
+    an object of a library that counts changes of its data, `input_changed` is set, too.
 
     Raises:
         UsageError: For invalid arguments.
@@ -55,6 +58,7 @@ def prepare(operation: CollectiveFuture[Any]) -> None:
                 message = cast("Message[Any]", operation)
                 message.tree_memory, operation.source, form = message_of(x, operation.context.arrays)
                 dtype, shape = operation.source.dtype, operation.source.shape
+                # no operator; two ends; no root, pairs, counts, exact, shared and algorithm
                 operation.call = call(kind.text, None, dtype, shape, 2, 0, (), (), False, False, None, form)
                 return
             if isinstance(operation, TreeOperation):
@@ -64,6 +68,7 @@ def prepare(operation: CollectiveFuture[Any]) -> None:
         x = as_input(x)
     operation.call = requested = call(kind.text, None, x.dtype, x.shape, 2) if kind is P2P else _call_with(operation, x)
     operation.source = x if x.flags.carray else _readable(operation, x)
+    # `x` as the `out` of an elementwise collective always fits. With counts the shape differs by rank: check it fully.
     if out is not None and (out is not x or kind not in _ELEMENTWISE):
         if out.shape != requested.result_shape or out.dtype is not requested.dtype or requested.counts:
             check_result(out, requested, operation.member.rank)
@@ -71,10 +76,10 @@ def prepare(operation: CollectiveFuture[Any]) -> None:
 
 
 def prepare_late(operation: CollectiveFuture[Any]) -> None:
-    """Prepare an operation with the value of the future that was its input.
+    """Prepare an operation whose input was a future, now that the value of the future is its input.
 
     Raises:
-        UsageError: As `prepare`, with the line of the call and the value of the future.
+        UsageError: As in `prepare`; the text also has the line of the call and the value of the future.
     """
     x, kind = operation.input, operation.kind
     try:
@@ -89,16 +94,27 @@ def prepare_late(operation: CollectiveFuture[Any]) -> None:
 
 
 def describe_value(x: object) -> str:
-    """Return a value as messages have it: the outline of an array or a tree, else its type."""
+    """Return a short text for messages, such as "float32 (4,)", "a list of 3", or "an object of type int"."""
+    if x is None:
+        return "None"
     if isinstance(x, np.ndarray):
         return f"{x.dtype} {x.shape}"
-    if x is None or not isinstance(x, (dict, list, tuple)):
-        return "None" if x is None else f"an object of type {type(x).__name__}"
-    return f"a {type(x).__name__} of {len(x)}"
+    if isinstance(x, (dict, list, tuple)):
+        return f"a {type(x).__name__} of {len(x)}"
+    return f"an object of type {type(x).__name__}"
 
 
 def _call_with(operation: CollectiveFuture[Any], x: Array, form: str = "") -> Call:
-    """Return the call of a rank that passes an array to a collective, or a tree of some form that is packed in it."""
+    """Return the call of a rank that passes an array to a collective.
+
+    Args:
+        operation: The collective, whose arguments other than `op` are checked.
+        x: The array, or the packed arrays of a tree.
+        form: Form of the tree (its dicts, lists and tuples as text); "" for an array.
+
+    Raises:
+        UsageError: If `op` cannot be looked up, or the array does not fit the counts.
+    """
     kind, shape, size, given = operation.kind, x.shape, operation.member.size, operation.arguments
     counts: Counts = ()
     if given.counts is not None:
@@ -113,7 +129,13 @@ def _call_with(operation: CollectiveFuture[Any], x: Array, form: str = "") -> Ca
 
 
 def _receivers_call(operation: CollectiveFuture[Any]) -> Call:
-    """Return the call of a rank that passes no array."""
+    """Return the call of a rank that passes no input.
+
+    The call of a receive has the dtype and shape of its target, if there is one. That of a collective has neither.
+
+    Raises:
+        UsageError: If every rank needs an input in this collective.
+    """
     kind = operation.kind
     if kind is P2P:
         buffers = getattr(operation, "buffers", None)
@@ -131,7 +153,11 @@ def _receivers_call(operation: CollectiveFuture[Any]) -> Call:
 
 
 def call_by_out(operation: CollectiveFuture[Any]) -> Call | None:
-    """Return the call of a broadcast or scatter that only receives, if `out` has dtype and shape."""
+    """Infer the call of a rank that only receives in a broadcast or scatter, from dtype and shape of its `out`.
+
+    With an `out` of shape (3, 2), a scatter to 4 ranks has the shape (12, 2). Return None if `out` is no array, or has
+    no dimensions.
+    """
     out = operation.out
     if not isinstance(out, np.ndarray) or out.ndim == 0:
         return None
@@ -144,10 +170,10 @@ def call_by_out(operation: CollectiveFuture[Any]) -> Call | None:
 
 
 def _readable(operation: CollectiveFuture[Any], x: Array) -> Array:
-    """Return a C-contiguous array with the data of one that is read-only or not contiguous.
+    """Return the input `x`, which is read-only or not contiguous, as a C-contiguous array; copy it if needed.
 
     Raises:
-        UsageError: If an operation that has not ended still writes it.
+        UsageError: If an operation that has not ended still writes `x`.
     """
     if not x.flags.writeable and x is not operation.out:
         check_unwritten(operation.context.locks, (x,), "x")
@@ -156,10 +182,13 @@ def _readable(operation: CollectiveFuture[Any], x: Array) -> Array:
 
 
 def take_output(operation: CollectiveFuture[Any]) -> None:
-    """Find the array behind `out`, which the result is written to.
+    """Replace `operation.out`, an object of any library, by an array of numpy on the same memory.
+
+    The caller's object is kept as `caller_out`, and is the result in the end. If it is also the input, the array
+    becomes the input, too.
 
     Raises:
-        UsageError: If `out` has no memory of an array.
+        UsageError: If `out` has no memory that numpy can use.
     """
     out = operation.out
     if isinstance(out, np.ndarray) and operation.context.arrays.shapes_only:
@@ -175,10 +204,15 @@ def take_output(operation: CollectiveFuture[Any]) -> None:
 
 
 def check_result(out: Array | None, pattern: Call, rank: int) -> None:
-    """Compare `out` with the result of a call on a group rank, if the call has a dtype.
+    """Check that `out` has the dtype and shape of the result of a call.
+
+    Args:
+        out: The array; None: nothing is checked.
+        pattern: The call; if it has no dtype, nothing is checked.
+        rank: Group rank that gets the result.
 
     Raises:
-        UsageError: With both, if they differ.
+        UsageError: If dtype or shape differs; the text has both.
     """
     if out is None or pattern.dtype is None:
         return
@@ -188,35 +222,50 @@ def check_result(out: Array | None, pattern: Call, rank: int) -> None:
 
 
 def check_unwritten(locks: BufferLocks, arrays: Iterable[Array], reader: str) -> None:
-    """Refuse to read an array that another operation writes, as the data could be any mixture of old and new.
+    """Refuse to read arrays that another operation still writes: they could hold any mixture of old and new data.
+
+    Args:
+        locks: The locks of the world.
+        arrays: The arrays to read.
+        reader: Argument or operation that reads them, for the error.
 
     Raises:
         UsageError: If one of the arrays is the `out` of an operation that has not ended.
     """
     for array in arrays:
-        if not array.flags.writeable and locks.written(array):
+        if not array.flags.writeable and locks.is_written(array):
             raise UsageError(f"{reader}: an operation that has not ended still writes this array; pass its future")
 
 
 def check_overlap(call: Call, rank: int, out: Array, x: Array) -> None:
-    """Refuse an `out` that is written to before all of `x` has been read.
+    """Refuse an `out` that shares memory with `x` so that it is overwritten before all of `x` has been read.
+
+    Args:
+        call: The call of the operation.
+        rank: Group rank that issues it.
+        out: The array for the result.
+        x: The input.
 
     Raises:
-        UsageError: If they share memory in such a way.
+        UsageError: If `out` and `x` overlap in such a way.
     """
     source, dest = x if x.base is None else x.base, out if out.base is None else out.base
     if source is not dest and type(source) is type(dest) is np.ndarray and source.flags.owndata and dest.flags.owndata:
-        return  # as most; a comparison of their bounds takes three times as long
+        return  # most pairs have different owners, and cannot overlap; to compare bounds takes three times as long
     if np.may_share_memory(out, x) and not _in_place(call, rank, out, x):
         kind = call.kind.text
         raise UsageError(f"out: overlaps x, which {kind} still reads; pass x itself or an array of its own")
 
 
 def _in_place(call: Call, rank: int, out: Array, x: Array) -> bool:
-    """Whether `x` lies in `out` at the place that the operation writes only after it has read."""
+    """Whether `x` lies in `out` at the one offset at which the operation reads it before it writes there.
+
+    If the result is gathered, that is the block of this rank: with 4 ranks of 8 bytes each, rank 2 passes `x` at byte
+    16 of `out`. Otherwise it is the beginning of `out`. Arguments: see `check_overlap`.
+    """
     traits = call.kind.traits
     if not x.flags.c_contiguous or traits.scatters or call.kind is PERMUTE:
-        return x.nbytes == 0
+        return x.nbytes == 0  # no place is safe, but nothing of an empty array is overwritten
     offset = x.__array_interface__["data"][0] - out.__array_interface__["data"][0]
     if call.counts:
         before = sum(call.counts[:rank])
@@ -225,15 +274,24 @@ def _in_place(call: Call, rank: int, out: Array, x: Array) -> bool:
 
 
 def receive_like(like: object, arrays: Arrays) -> object:
-    """Return the target of a receive: an array, a new one of (shape, dtype), or the buffers of a tree or any message.
+    """Return the object that a receive fills, for the argument `like` of `recv`.
+
+    Args:
+        like: An array or another object with writable memory, a pair (shape, dtype), a tree of these, or None.
+        arrays: Makes new arrays.
+
+    Returns:
+        The array or object itself; a new array for a pair (shape, dtype); a `ReceiveBuffers` for a tree; `ANY_TREE`
+        for None: the receive accepts anything.
 
     Raises:
-        UsageError: If it is none of these.
+        UsageError: If `like` is none of these.
     """
     if isinstance(like, tuple):
         try:
             like = new_array(like, arrays)
         except (TypeError, ValueError) as error:
+            # A tuple that is no pair (shape, dtype) is a tree if it holds arrays, or its last item is a tree or a pair.
             if is_tree(like) or any(isinstance(item, (dict, list, tuple)) for item in like[-1:]):
                 return buffers_for(like, arrays)
             raise UsageError(f"like: expected an array or (shape, dtype), got {like!r}: {error}") from error
@@ -252,7 +310,7 @@ def receive_like(like: object, arrays: Arrays) -> object:
 
 
 def check_rank(group: GroupLike, argument: str, rank: int | None) -> None:
-    """Raise `UsageError` if a number is no rank of the group."""
+    """Raise `UsageError`, which names `argument`, unless `rank` is a rank of the group."""
     if not isinstance(rank, _INTEGERS) or not 0 <= rank < group.size:
         raise UsageError(
             f"{argument}: expected 0 to {group.size - 1}, a rank of group '{group.name}', got {shown(rank)}"
@@ -260,14 +318,27 @@ def check_rank(group: GroupLike, argument: str, rank: int | None) -> None:
 
 
 def check_peer(group: GroupLike, argument: str, peer: int | None, tag: int, tags: int = TAGS) -> None:
-    """Raise `UsageError` if a peer is no rank of the group, or a tag is out of range."""
+    """Raise `UsageError` if a peer is no rank of the group, or a tag is out of range.
+
+    Args:
+        group: The group.
+        argument: Name of the argument that has the peer, for the error.
+        peer: Group rank of the other end.
+        tag: Tag of the message.
+        tags: Number of allowed tags: 0 to `tags` - 1.
+    """
     check_rank(group, argument, peer)
     if not isinstance(tag, int) or not 0 <= tag < tags:
-        raise UsageError(f"tag: must be from 0 to {tags - 1}, got {shown(tag)}")
+        raise UsageError(f"tag: must be an integer from 0 to {tags - 1}, got {shown(tag)}")
 
 
 def check_root(group: GroupLike, operation: CollectiveFuture[Any]) -> None:
-    """Raise `UsageError` if there is no such root, or an array is missing or given where none is used."""
+    """Check root, input and `out` of a rooted collective on the rank `group.rank`.
+
+    Raises:
+        UsageError: If the root is no rank of the group, the input is None on a rank that needs one, or `out` is passed
+            on a rank without a result.
+    """
     kind, root, rank = operation.kind, operation.arguments.root, group.rank
     check_rank(group, "root", root)
     only_root = kind is REDUCE or kind is GATHER
@@ -280,7 +351,11 @@ def check_root(group: GroupLike, operation: CollectiveFuture[Any]) -> None:
 
 
 def check_options(group: GroupLike, operation: CollectiveFuture[Any]) -> None:
-    """Check `exact`, `shared` and `algorithm`, which few calls pass."""
+    """Check the options `exact`, `shared` and `algorithm`. In a group of one rank, `algorithm` is set to None.
+
+    Raises:
+        UsageError: If one of them is invalid, or does not fit the call.
+    """
     given = operation.arguments
     for option, value in (("exact", given.exact), ("shared", given.shared)):
         if type(value) is not bool:
@@ -288,7 +363,7 @@ def check_options(group: GroupLike, operation: CollectiveFuture[Any]) -> None:
     if given.shared and operation.out is not None:
         raise UsageError("out: a result that ranks share lies in memory of its own; pass out= or shared=True")
     if given.algorithm is not None:
-        from ..cost.select import check_algorithm_for  # and with it the generators
+        from ..cost.select import check_algorithm_for  # imported late: it imports all generators of schedules
 
         check_algorithm_for(operation.op, given.algorithm, group.size, exact=given.exact)
         if group.size == 1:  # a rank that is alone needs none
@@ -296,7 +371,11 @@ def check_options(group: GroupLike, operation: CollectiveFuture[Any]) -> None:
 
 
 def check_pairs(group: GroupLike, pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Return pairs of ranks as numbers; raise `UsageError` unless each rank sends once at most, and receives once."""
+    """Check the pairs (source, destination) of a permute, and return them with plain integers as group ranks.
+
+    Raises:
+        UsageError: If an item is no pair of ranks of the group, or a rank is a source or a destination twice.
+    """
     try:
         checked = tuple((src, dst) for src, dst in pairs)
     except (TypeError, ValueError) as error:
@@ -312,7 +391,7 @@ def check_pairs(group: GroupLike, pairs: Sequence[tuple[int, int]]) -> tuple[tup
 
 
 def check_one_a_rank(group: GroupLike, argument: str, values: object) -> None:
-    """Raise `UsageError` if values are not a list or tuple of one for each rank."""
+    """Raise `UsageError`, which names `argument`, unless `values` is a list or tuple with one item for each rank."""
     if not isinstance(values, (list, tuple)) or len(values) != group.size:
         got = f"{len(values)} of them" if isinstance(values, (list, tuple)) else type(values).__name__
         raise UsageError(f"{argument}: expected a list of {group.size} objects, one a rank, got {got}")

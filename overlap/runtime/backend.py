@@ -1,6 +1,6 @@
-"""Backend of a world: its clock, its compute threads, and its engine.
+"""Backend of a world: its clock, its compute streams and its engine.
 
-`RealBackend` is here: threads compute and bytes move. The simulated one is in `overlap.simulation`.
+`RealBackend` is here: threads compute and bytes move. The backend for virtual time is in `overlap.simulation`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .communicators import Communicators
 from .compute import ComputeStream, ThreadedCompute
 from .context import RankContext
 from .engine.real_engine import RealEngine
-from .event_loop import CallbackTurns
+from .event_loop import FairPauses
 from .handover import Handover
 from .interpreter import BlasLimit
 from .memory.buffer_pool import BufferPool
@@ -34,49 +34,68 @@ if TYPE_CHECKING:
 
 
 class Backend(ABC):
-    """The differences between real and simulated time.
+    """All that differs between real and virtual time.
 
     Attributes:
-        name: Name in the timeline.
+        name: Kind of the clock, for the timeline: "real" or "virtual".
         shapes_only: Whether arrays have a shape and no data.
-        pause: Returns the checkpoint of a task that awaits an ended operation.
-        buffers: Pool of memory for results, scratch and staging: one a world, so that its memory is freed with it, and
-            its limit and its figures are the world's.
+        cleanup_s: Seconds in which programs of a stopped world may still use the world to clean up; 0: none.
+        detects_stalls: Whether the clock itself stops a world whose tasks are all blocked; if all programs then go on
+            and finish, the stop does not count. If False, a watch looks for worlds without progress.
+        pause: Makes the checkpoint that a task passes when it awaits an operation that has ended.
+        buffers: Pool of memory for results and temporary buffers. Each world has its own: the pool's memory is freed at
+            the end of the world, and its limit and statistics are those of the world.
     """
 
     name: ClockName
     shapes_only = False
+    cleanup_s = 5.0
+    detects_stalls = False
     pause: Callable[[], Coroutine[object, object, None]] = staticmethod(checkpoint)
 
     def __init__(self) -> None:
         self.buffers: BufferPool = BufferPool()
 
     def later(self, handover: Handover) -> Callable[[Callable[[], None]], None]:
-        """Return the `Communicators.later` of a world."""
+        """Return the function for `Communicators.later`: it lets the event loop call another function soon."""
         return handover.post_if_open
 
     def empty(self, shape: Shape, dtype: np.dtype[np.generic]) -> Array:
-        """Return a new array."""
+        """Return a new array of undefined content."""
         return self.buffers.empty(shape, dtype)
 
     def copy(self, array: Array) -> Array:
-        """Return a C-contiguous copy."""
+        """Return a C-contiguous copy of an array."""
         return self.buffers.copy(array)
 
     def notes(self, key: object, seq: int) -> dict[int, list[int]]:
-        """Return the values that ranks of this process pass to each other with an operation, by group rank."""
+        """Return a dict in which the ranks of an operation leave integers for each other, by group rank.
+
+        In a simulation without data all ranks get the same dict, because arrays carry no values there. In real time
+        arrays carry them, and this is a new, empty dict.
+
+        Args:
+            key: Key of the group.
+            seq: Number of the operation.
+        """
         return {}
 
     def limit(self, timeout_s: float, stop: Callable[[], None], nursery: trio.Nursery) -> None:
-        """Call a function after a timeout, unless a nursery has been cancelled by then."""
+        """Call `stop` on the event loop after a timeout, unless a nursery has been cancelled by then.
+
+        Args:
+            timeout_s: The timeout in seconds of this backend's clock.
+            stop: The function.
+            nursery: Runs the task that waits for the timeout.
+        """
         nursery.start_soon(_call_after, timeout_s, stop)
 
     def meta(self) -> dict[str, str]:
-        """Return its entries in the metadata of a timeline."""
+        """Return the entries that this backend adds to the metadata of a timeline."""
         return {}
 
-    def step_begins(self, context: RankContext) -> None:  # noqa: B027 (no use in real time)
-        """Note that a rank begins a step."""
+    def on_step_begin(self, context: RankContext) -> None:  # noqa: B027 (no use in real time)
+        """Record that a rank has begun the step `context.step`."""
 
     def communicators(self, engine: BaseEngine) -> Communicators:
         """Return the communicators of a world."""
@@ -84,18 +103,25 @@ class Backend(ABC):
 
     @abstractmethod
     def now_ns(self) -> int:
-        """Return the present instant."""
+        """Return the present instant in nanoseconds."""
 
     @abstractmethod
     def compute_stream(self, context: RankContext, lane: str) -> ComputeStream:
-        """Return a stream that runs functions of a rank in order."""
+        """Return a new compute stream of a rank, with the name `lane`; it runs functions in the order of issue."""
 
     @abstractmethod
     def engine(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> BaseEngine:
-        """Return the engine of a process's ranks."""
+        """Return the engine for the ranks of this process.
+
+        Args:
+            transport: Carries bytes between ranks.
+            cluster: The hosts and devices that the ranks run on.
+            token: Token of the event loop.
+            algorithm: Algorithm of all collectives; None: one is chosen for each collective.
+        """
 
     def close(self) -> None:
-        """Undo all changes outside the world, once nothing runs any more."""
+        """Free what the backend holds, and restore settings of the process, once nothing of the world runs."""
         self.buffers.close()
 
 
@@ -113,17 +139,17 @@ class RealBackend(Backend):
     def __init__(self) -> None:
         super().__init__()
         self._blas = BlasLimit()
-        self.pause: Callable[[], Coroutine[object, object, None]] = CallbackTurns().pause
+        self.pause: Callable[[], Coroutine[object, object, None]] = FairPauses().pause
 
     def compute_stream(self, context: RankContext, lane: str) -> ComputeStream:
-        """Return a stream with a thread of its own."""
+        """Return a compute stream with a thread of its own; see `Backend.compute_stream`."""
         return ThreadedCompute(context, self._blas.impose, lane)
 
     def engine(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> BaseEngine:
-        """Return the engine that moves bytes."""
+        """Return the engine that moves bytes; see `Backend.engine`."""
         return RealEngine(transport, cluster, token, algorithm=algorithm)
 
     def close(self) -> None:
-        """Restore the threads of BLAS."""
+        """Free the pool of memory, and restore the number of threads of BLAS."""
         super().close()
         self._blas.lift()

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from .settling import LOCK, wait_for_lock
-from .state import DONE
 
 if TYPE_CHECKING:
     from .future import Future
 
 
 def call_back(callback: Callable[[Any], object], future: Future[Any]) -> None:
-    """Call a callback; an error that it raises is logged, and changes nothing.
+    """Call `callback(future)`; an error that it raises is logged, and changes nothing.
 
-    KeyboardInterrupt and SystemExit end the rank of the future, and so the world. A loop would not survive them.
+    KeyboardInterrupt and SystemExit end the rank of the future, and so the world: raised here, they would end the event
+    loop. In a thread without Trio they are raised.
     """
     try:
         callback(future)
     except BaseException as error:
         if not isinstance(error, Exception) and not trio.lowlevel.in_trio_run():
-            raise  # in the program's own thread a Ctrl-C is the program's
+            raise  # in a thread of the program, Ctrl-C is for the program
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             future.context.interrupt(error)
             return
@@ -35,15 +35,12 @@ def call_back(callback: Callable[[Any], object], future: Future[Any]) -> None:
 
 
 def call_when_done(future: Future[Any], callback: Callable[[], None]) -> None:
-    """Call `callback` on the loop's thread once a future is settled; at once if it is. The loop's thread only."""
-    future._claim()
-    if future.done:
-        callback()
-        return
+    """Call `callback()` on the loop's thread once a future has ended: at once if it has. On the loop's thread only."""
+    # the callback is added before `done` is read, so that an end in another thread in between cannot be missed
     with LOCK:
         future._add_callback(callback)
-    future._claim()
-    if future.done and future._take_callback(callback):  # a compute's thread has settled it in the meantime
+    future._claim()  # from here on the result has a user
+    if future.done and future._take_callback(callback):  # else the end calls it
         callback()
 
 
@@ -53,20 +50,19 @@ def call_anywhere(future: Future[Any], callback: Callable[[Any], object]) -> Non
     The thread may be one of the program, so that no loop has to be woken. The callback must neither block nor use
     objects of the loop. An error that it raises is logged, and changes nothing.
     """
-    call = partial(call_back, callback, future)
+    call, source = partial(call_back, callback, future), future._source()  # an `Item` ends with the whole result
     with LOCK:
-        waits = future._present < DONE
-        if waits:
-            future._anywhere = [*(future._anywhere or ()), call]
-    future._claim()  # from here on the result has a user
-    if not waits:
-        call()
-    elif future.done:  # it ended before the callback was registered
-        future._call_anywhere()
+        source._anywhere = [*(source._anywhere or ()), call]
+    source._claim()  # from here on the result has a user
+    if source.done:  # else the end calls it
+        source._call_anywhere()
 
 
 def await_in_asyncio(future: Future[Any]) -> Generator[object, object, None]:
-    """Wait on a loop of asyncio, which another thread wakes."""
+    """Wait on an event loop of asyncio until a future is settled; the thread that settles it wakes the loop.
+
+    The outcome is left to the caller. If the wait is cancelled, a receive may leave its message to the next one.
+    """
     import asyncio  # imported already by a program that awaits there
 
     loop, ended, source = asyncio.get_running_loop(), asyncio.Event(), future._source()
@@ -79,26 +75,29 @@ def await_in_asyncio(future: Future[Any]) -> Generator[object, object, None]:
     try:
         yield from ended.wait().__await__()
     except BaseException:
-        with LOCK:
+        with LOCK:  # remove the callback, which `call_anywhere` has put in a partial
             source._anywhere = [call for call in source._anywhere or () if call.args[0] is not wake] or None
         source._await_cancelled_elsewhere()
         raise
 
 
 def wait_in_thread(future: Future[Any], unless: Future[Any] | None = None) -> None:
-    """Wait in a thread of ours without an event loop. It is no wait of the program, see `is_waited_for`.
+    """Wait in a thread of this package, which has no event loop, until a future is settled.
+
+    It is no wait of the program, so that `is_waited_for` does not count it.
 
     Args:
+        future: The future.
         unless: Another future; its end also ends the wait.
     """
     ended = threading.Lock()
-    ended.acquire()
+    ended.acquire()  # `wait_for_lock` below acquires it again: that waits for `release`
 
     def release(_: object) -> None:
-        with suppress(RuntimeError):  # the other future has released it
+        with suppress(RuntimeError):  # the lock is free: the other future has released it
             ended.release()
 
-    call_anywhere(future._source(), release)
+    call_anywhere(future, release)
     if unless is not None:
         call_anywhere(unless, release)
     wait_for_lock(ended)

@@ -1,10 +1,10 @@
 """Checks of sent data for NaN and infinity, before any reduction, for ``run(check="nan")``.
 
-A rank with a NaN or an infinity in its input fails at once, and is named: after a reduction all ranks would have it,
-and its origin would be unknown. Runs without the check have nothing of this.
+A rank with a NaN or an infinity in its input fails at once, and the error names it: after a reduction all ranks would
+have the value, and its origin would be unknown. Runs without the check pay nothing.
 
-An input that is written to while it is in flight fails as well: its digest is taken with the check, and compared at the
-end of the operation. Locks catch most of such writes at once, but none through a view that was made before.
+An operation also fails if its input is written to while it is in flight: a checksum of the input is compared at the
+end. Locks catch most of such writes at once, but no write through a view that was made before the lock.
 """
 
 from __future__ import annotations
@@ -24,21 +24,27 @@ from .interceptor import Interceptor, Place
 from .operation import Operation
 from .port import Port
 
-# Elements in one look: its arrays stay in the caches of a core, and 64 MiB of float32 take 12 ms, not 40.
+# Elements that are checked at a time: temporary arrays stay in the caches, and 64 MiB of float32 take 12 ms, not 40.
 _BLOCK = 1 << 15
 
 
-def check_inputs(interceptor: Interceptor) -> Interceptor:
-    """Let an interceptor check the inputs of operations once they exist, before it decides when they arrive."""
+def install_input_checks(interceptor: Interceptor) -> Interceptor:
+    """Change `arrive` of an interceptor so that it checks the input of an operation first; return the interceptor."""
     interceptor.arrive = partial(_check_arrival, interceptor.arrive)  # type: ignore[method-assign]
     return interceptor
 
 
 def _check_arrival(arrive: Callable[[Place, Any], None], place: Place, operation: Any) -> None:
-    """Let the end of a rank arrive, or fail all ends if its data is not finite."""
-    error = _finding(operation) if sends(operation) else None
+    """Let an operation arrive, or fail it on all ranks if its data is not finite.
+
+    Args:
+        arrive: The method of the interceptor that this function replaces.
+        place: Port of a collective, or inbox of a message.
+        operation: The operation of one rank.
+    """
+    error = _find_bad_value(operation) if sends_data(operation) else None
     if error is None:
-        _watch(operation)
+        _watch_for_writes(operation)
         arrive(place, operation)
     elif isinstance(place, Port):
         place.communicator.withdraw(operation, Failure(error))
@@ -46,8 +52,8 @@ def _check_arrival(arrive: Callable[[Place, Any], None], place: Place, operation
         place.withdraw(operation, Failure(error))
 
 
-def sends(operation: Operation) -> bool:
-    """Whether the input of a rank has data, and is sent."""
+def sends_data(operation: Operation) -> bool:
+    """Whether this rank sends the data of its input; in a broadcast only the root does."""
     position, kind = operation.port.position, operation.kind
     if operation.source is None or operation.context.arrays.shapes_only:
         return False
@@ -56,11 +62,11 @@ def sends(operation: Operation) -> bool:
     return kind is not Collective.PERMUTE or position in {src for src, _ in operation.call.pairs}
 
 
-def _watch(operation: Operation) -> None:
-    """Let an operation fail if its input is written to from now on, except by its own result."""
+def _watch_for_writes(operation: Operation) -> None:
+    """Let an operation fail if its input is written to from now on. An input that is also the result is not watched."""
     source, out = operation.source, operation.out
     if source is None or operation.input_changed is not None or operation.context.arrays.shapes_only:
-        return
+        return  # no data, or an object that counts changes of its data itself
     if isinstance(out, np.ndarray) and np.may_share_memory(source, out):
         return
     before = _digest(source)
@@ -68,12 +74,12 @@ def _watch(operation: Operation) -> None:
 
 
 def _digest(array: Array) -> int:
-    """Return a checksum of a C-contiguous array: 1 to 3 GB/s."""
+    """Return a checksum of a C-contiguous array, at 1 to 3 GB/s."""
     return crc32(array.reshape(-1).view(np.uint8).data)
 
 
-def _finding(operation: Operation) -> NonFiniteError | None:
-    """Return the error for a NaN or an infinity in the input of an operation, None without one."""
+def _find_bad_value(operation: Operation) -> NonFiniteError | None:
+    """Return the error for a NaN or an infinity in the input of an operation, or None."""
     source = operation.source
     assert source is not None, "this is a bug in overlap: a sender has no array"
     at = first_not_finite(source)
@@ -94,16 +100,17 @@ def _finding(operation: Operation) -> NonFiniteError | None:
 
 
 def first_not_finite(array: Array) -> int | None:
-    """Return the flat index of the first NaN or infinity of a C-contiguous array of any type; None if all is finite."""
+    """Return the flat index of the first NaN or infinity of a C-contiguous array, or None if all is finite."""
     flat = array.reshape(-1)
     dtype = flat.dtype
     if dtype.kind in "biu":
         return None
-    marks = _marks(dtype)
+    marks = _bad_bits(dtype)
     if marks is not None:
         flat = flat.view(np.uint8 if dtype.itemsize == 1 else np.uint16)
     for start in range(0, flat.size, _BLOCK):
         block = flat[start : start + _BLOCK]
+        # `marks` is (mask, value): an element is bad if its bits under the mask have this value
         bad = ~np.isfinite(block) if marks is None else np.bitwise_and(block, marks[0]) == marks[1]
         if bad.any():
             return start + int(bad.argmax())
@@ -111,18 +118,20 @@ def first_not_finite(array: Array) -> int | None:
 
 
 @cache
-def _marks(dtype: np.dtype[np.generic]) -> tuple[np.generic, np.generic] | None:
-    """Return the bits of a narrow type that mark NaN and infinity, and their values; None: check each element.
+def _bad_bits(dtype: np.dtype[np.generic]) -> tuple[np.generic, np.generic] | None:
+    """Return (mask, value) for a dtype of one or two bytes: an element is NaN or infinite if its bits & mask == value.
 
-    That would take forty times as long for a bfloat16.
+    For float16 both are 0x7c00. None for a wider dtype, or one without such bits. `np.isfinite` on a bfloat16 takes
+    forty times as long.
     """
     if dtype.itemsize > 2:
         return None
     patterns = np.arange(1 << (8 * dtype.itemsize), dtype=np.uint8 if dtype.itemsize == 1 else np.uint16)
     with np.errstate(invalid="ignore"):  # signalling values of bfloat16
-        bad = patterns[~np.isfinite(patterns.view(dtype))]
+        bad = patterns[~np.isfinite(patterns.view(dtype))]  # all bit patterns that are NaN or infinite
     if not bad.size:
         return None
+    # the bits that are the same in all bad patterns; they serve as the mask if no good pattern has them
     common = ~np.bitwise_or.reduce(bad ^ bad[0])
     exact = np.array_equal(patterns[(patterns & common) == (bad[0] & common)], bad)
     return (common, bad[0] & common) if exact else None

@@ -1,14 +1,14 @@
-"""Communicators: bring the ends of an operation together, and notice that ranks disagree.
+"""Communicators: bring the ends of an operation together, and find ranks that issue different calls.
 
-A `Communicator` is shared by the ranks of this process that are in one group, for one stream. The ends of one operation
-meet in a `Match`, by sequence number; matched operations go to the engine. A `Port` is one rank's end of it. If other
-processes have members, too, only the ranks of this process meet here; their ends start as soon as dtype and shape are
-known.
+An "end" is one rank's part of an operation. The ranks of this process ("here") that are in one group share one
+`Communicator` for each stream; each rank issues through its `Port`. The ends of one operation meet in a `Match`, by
+sequence number, and then go to the engine. If the group spans processes, only the ends here meet here; each starts as
+soon as dtype and shape are known.
 
-A message carries the signature of its call, so most ranks that disagree notice it where a message meets a receive.
-Others wait, or wait for nobody: an operation that waits for long is a question to the other processes, which compare it
-with their calls, and messages that no receive has met are compared with past calls. Whoever finds a difference fails
-the operation, here and in all other processes of the group.
+Each message between processes carries the signature of its call, so that most differences are found where a message
+meets a receive. Other ranks that differ wait for ever, or wait for nobody. So a process asks the others about
+operations that wait for long, and they compare the call with theirs; and messages that no receive has met are compared
+with past calls. The process that finds a difference fails the operation on all ranks of the group.
 """
 
 from __future__ import annotations
@@ -30,7 +30,16 @@ from ..errors import CollectiveMismatchError, RankLeftError, UsageError
 from .arguments import call_by_out, check_result
 from .context import RankContext
 from .failure import Failure
-from .match import History, Key, Match, RankCall, failed_before, gave_up, minority_and_majority, mismatch
+from .match import (
+    History,
+    Key,
+    Match,
+    RankCall,
+    gave_up_error_maker,
+    minority_and_majority,
+    mismatch_error_maker,
+    peer_error_maker,
+)
 from .operation import Operation
 from .plan import CallPlan
 from .signature import CallSignature, parse, signature_of
@@ -42,10 +51,10 @@ if TYPE_CHECKING:
     from .lane import Lane
     from .message import Message
 
-# Time that two differing ranks wait for a third, to know the minority.
+# If two ranks differ, time in which a third one may arrive and show which of them is in the minority.
 _DISPUTE_S = 0.05
 
-# Last operations that have failed on a communicator.
+# Most failed operations that a communicator remembers.
 _FAILED = 256
 
 
@@ -53,49 +62,81 @@ class BaseEngine(ABC):
     """Engine that runs the operations of one process's ranks once they have matched."""
 
     def loan(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
-        """Return memory that other processes of this host map, and the function that returns it; None without any."""
+        """Return memory that other processes of this host can read, and a function that releases it.
+
+        Return None if there is no such memory, or less than `nbytes` of it is free.
+        """
         return None
 
     @abstractmethod
     def direct(self, members: tuple[int, ...]) -> bool:
-        """Whether the ranks are all in this process, and no bytes move before all of them have arrived."""
+        """Whether all of these world ranks are in this process, and no bytes move before all of them have arrived."""
 
     @abstractmethod
     def plan(self, communicator: Communicator, call: Call, operation: Operation) -> CallPlan:
-        """Make the plan of a rank's operations with a call.
+        """Make the plan by which a rank carries out operations with one call.
 
         Args:
             communicator: Communicator of the operations.
             call: The call that all ranks agree on; it has all its values.
-            operation: The first of them. Its own call may leave dtype and shape open. For a thread that checks whether
-                it may run it, it has no port yet, but such a check is never the first for a communicator.
+            operation: The first of these operations. The rank's own call, `operation.call`, may lack dtype and shape.
         """
 
     def look(self, communicator: Communicator, match: Match, operation: Operation) -> bool:
-        """Let an operation without an array wait for the call of another rank; whether it does.
+        """Watch for the call of another rank, which tells an operation without an array its dtype and shape.
 
-        The engine calls `Communicator.learn` with a row, or `Communicator.compare_unmet` with a message.
+        The engine then calls `Communicator.start_by_row` (the call stood in a row of the board), or
+        `Communicator.compare_unmet` (a message had it).
+
+        Args:
+            communicator: Communicator of the operation.
+            match: Its match; the pattern lacks dtype and shape.
+            operation: The end that has arrived here.
+
+        Returns:
+            Whether the engine watches; False if it cannot see calls of other ranks, so that they must be asked.
         """
         return False
 
     @abstractmethod
     def carry(self, lane: Lane, send: Message[object], receive: Message[object], pattern: Call) -> None:
-        """Move the data of a message inside this process, and end both of its ends."""
+        """Move the data of a message inside this process, and end the send and the receive.
+
+        Args:
+            lane: Lane of the message.
+            send: The sender's end.
+            receive: The receiver's end, whose call agrees.
+            pattern: Call of the sender, which has dtype and shape.
+        """
 
     def wire(self, context: RankContext, peer: int) -> Wire | None:
-        """Return the wire of the messages with a world rank; None: they match inside this process."""
+        """Return the wire of the messages with a world rank, or None if they match inside this process."""
         return None
 
     def oldest_announced(self, rank: int, choices: Sequence[tuple[int, int]]) -> Envelope | None:
-        """Return the oldest message of some senders and tags that other processes have announced; or None."""
+        """Return the oldest message that other processes have announced to a rank here, or None.
+
+        Args:
+            rank: World rank of the receiver.
+            choices: Messages that count, as (world rank of the sender, tag on the wire).
+        """
         return None
 
     async def wait_announced(self, rank: int, choices: Sequence[tuple[int, int]]) -> Envelope:
-        """Wait until another process announces a message of some senders and tags; return that message."""
+        """Wait until another process announces a message, and return it. Arguments: see `oldest_announced`.
+
+        This default is for engines without wires, which never call it.
+
+        Raises:
+            TransportError: If the wire to a sender is lost.
+        """
         raise AssertionError("this is a bug in overlap: an engine without wires waits for one")
 
     def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
-        """Call `look` when a receive from any source should choose among messages; any thread."""
+        """Call `look` on the loop's thread, when a receive from any source should choose a message.
+
+        Any thread may call this. In a simulation that is late enough that all messages of the same instant are present.
+        """
         if get_ident() == context.thread:
             context.soon(look)
         else:  # `look` may start or cancel a task
@@ -104,14 +145,14 @@ class BaseEngine(ABC):
     def unmet(
         self, ranks: Iterable[int], communicators: Iterable[Communicator]
     ) -> list[tuple[int, int, PlainSignature]]:
-        """Return the messages of other processes that no rank here has met, and rows that none reads.
+        """Return messages of other processes that no rank here has met, and rows of boards that no rank here reads.
 
         Args:
             ranks: World ranks here.
             communicators: Communicators that span processes.
 
         Returns:
-            Transport tag, world rank of the sender, and signature of each.
+            For each message or row: (transport tag, world rank of the sender, signature of the call).
         """
         return []
 
@@ -120,24 +161,24 @@ class BaseEngine(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Wait for the work at hand and end all threads."""
+        """Wait until the engine's present work is done, and end its threads."""
 
 
 class Communicator:
-    """The operations that the members of one group issue on one stream, in their common order.
+    """Matches the operations that the ranks of one group issue on one stream, by number; see the module.
 
     Args:
         shared: The communicators of the world.
 
     Attributes:
-        key: Name of the communicator, the same on every rank.
+        key: Key of the communicator, the same on every rank.
         name: Name of the group in messages.
         members: World ranks that match, in group order.
-        size: Number of ranks of the group: all of these, unless some represent others.
-        here: Number of members in this process; all of them, unless it spans processes.
-        spans: Whether only some members are in this process.
-        direct: Whether no bytes move before all ranks have arrived, which are all in this process.
-        history: Calls of the ranks here; only if it spans processes.
+        size: Number of these ranks. In a simulation of representatives it is the number of ranks of the group.
+        local_count: Number of members in this process.
+        spans: Whether some members are in other processes.
+        direct: Whether all members are in this process, and no bytes move before all of them have arrived.
+        history: Past calls of the ranks here; missing unless `spans`.
     """
 
     def __init__(self, shared: Communicators, key: Key, name: str, members: tuple[int, ...]) -> None:
@@ -146,30 +187,37 @@ class Communicator:
         self.members: tuple[int, ...] = members
         self.size: int = len(members)
         local = shared.local
-        self.here: int = self.size if local is None else sum(member in local for member in members)
-        self.spans: bool = self.here < self.size
-        # a rank with itself needs no wire
+        self.local_count: int = self.size if local is None else sum(member in local for member in members)
+        self.spans: bool = self.local_count < self.size
+        # also direct: a group whose members are all the same rank needs no wire
         self.direct: bool = not self.spans and (shared.engine.direct(members) or len(set(members)) == 1)
         if self.spans:
             self.history: History = History(key, name, members)
-            self._far = shared.far
+            self._control = shared.control
         self._shared, self._engine, self._left = shared, shared.engine, shared.left
         self._matches: dict[int, Match] = {}
-        self._moving: dict[int, Match] = {}  # matches with all ends here, until they are over
+        self._moving: dict[int, Match] = {}  # matches whose ends are all here and under way, by number
         self._broken: Callable[[], BaseException] | None = None  # error of all operations from a number on
         self._broken_from = 0
         self._failed: deque[int] = deque(maxlen=_FAILED)  # numbers of operations, if others are elsewhere
 
     def place(self, position: int, rank: int) -> int:
-        """Return the index in `members` of a world rank at a position of the group."""
+        """Return the index in `members` of a rank: its group rank (`position`), unless some ranks represent others.
+
+        Args:
+            position: Group rank.
+            rank: World rank.
+        """
         return position
 
     # -- matching ----------------------------------------------------------------------------------------------------
 
     def arrive(self, operation: Operation, plan: CallPlan | None = None) -> None:
-        """Match the arrived end of one rank with those in other processes; see `Port.match` for others.
+        """Match the end of a rank that has arrived, if the communicator spans processes; otherwise see `Port.match`.
 
-        Its plan starts it, if that is known.
+        Args:
+            operation: The end, which has its call.
+            plan: Plan that starts the end; None: the plan is found or made once dtype and shape are known.
         """
         self.history.record(operation)
         # find its match, by number
@@ -180,37 +228,46 @@ class Communicator:
             self.fail_if_broken(match, operation)
         match[operation.port.position] = operation
         match.arrived += 1
-        # compare the known calls of the other processes
+        # compare it with the other ends here, and with reports of other processes
         if match.pattern is not call:
             self._compare(match, operation)
-        for report in self._shared.take_early(self.history, seq) if self._shared.early else ():
+        for report in self._shared.take_early_reports(self.history, seq) if self._shared.early else ():
             if isinstance(report, RankCall):
-                self.compare_wait(seq, report)
+                self.compare_remote_call(seq, report)
             else:
                 self.fail_at(seq, report)
         if match.remote_calls:
-            self.history.answer(seq, match.remote_calls.values(), self._far)
+            self.history.answer(seq, match.remote_calls.values(), self._control)
         if call.dtype is None and match.pattern is not None and not match.pattern.has_all_values:
-            self._assume(match, operation)
+            self._assume_call(match, operation)
         # start it
         if match.error is None:
             self.start_arrived(match, operation, plan)
-            if match.pattern is not None and not match.pattern.has_all_values:
-                self._look_or_ask(match, operation)
+            lacks_shape = match.pattern is not None and not match.pattern.has_all_values
+            # the engine may see the call of a rank that has an array; else the other processes are asked for it
+            if lacks_shape and not self._engine.look(self, match, operation):
+                self._ask(seq, match)
         elif not operation.done:
             self._fail_end(match, operation, Failure(match.error()))
 
     def make_lone_match(self, operation: Operation) -> Match:
-        """Return the match of an operation with a plan: all its other ends are in other processes."""
+        """Make and return the match of an operation whose other ends are all in other processes.
+
+        The match is kept until the operation is over. No other match may have its number.
+        """
         match = self._matches[operation.seq] = Match([None] * self.size)
         match[operation.port.position] = match.first = operation
         match.arrived, match.pattern = 1, operation.call
         return match
 
     def plan(self, call: Call, operation: Operation, match: Match | None = None) -> CallPlan:
-        """Return the plan of one rank's end of an operation, with the call that all ranks agree on.
+        """Return the plan that a rank's port keeps for a call, or make and keep a new one.
 
-        A plan that runs the ends of all ranks of a `match` is that of all their ports.
+        Args:
+            call: The call that all ranks agree on.
+            operation: The end of the rank.
+            match: The match, if the ends of all ranks are here: a new plan that runs them together is kept at all their
+                ports. None: a new plan is kept at the port of `operation` alone.
         """
         plan = operation.port.plans.get(call)
         if plan is None:
@@ -221,8 +278,16 @@ class Communicator:
         return plan
 
     def start_arrived(self, match: Match, operation: Operation, plan: CallPlan | None = None) -> None:
-        """Start the end that has arrived, if it can start, and lock its arrays unless it ends at once."""
-        if not (lock_later := operation.may_leave_at_once):
+        """Start an end that has arrived, if dtype and shape are known, and lock its arrays unless it ends at once.
+
+        Args:
+            match: The match of the operation.
+            operation: The end that has arrived.
+            plan: Plan of the end, which starts it. None: all ends here that are not running are started, if dtype and
+                shape are known.
+        """
+        lock_later = operation.may_leave_at_once  # a small input is copied: it needs no lock if the end ends at once
+        if not lock_later:
             operation.lock()
         if plan is None:
             self._start_settled_ends(match)
@@ -230,57 +295,81 @@ class Communicator:
             self.start_end(match, operation, plan)
         if lock_later and not operation.done:
             operation.lock()
-        if not self.spans and match.arrived == self.here and match.ended < self.here:
+        if not self.spans and match.arrived == self.local_count and match.ended < self.local_count:
             self._moving[operation.seq] = match
 
     def _start_settled_ends(self, match: Match) -> None:
         """Start all ends here that are not running, once any rank has given dtype and shape."""
         if match.pattern is not None and match.pattern.has_all_values:
             for operation in match.ends:
-                if operation.can_start:
+                if operation.is_unstarted:
                     self.start_end(match, operation)
 
     def start_end(self, match: Match, operation: Operation, plan: CallPlan | None = None) -> None:
-        """Start one rank's end, by its plan unless another one is given; an error ends it."""
+        """Start one rank's end. An error fails it, and the ends of all other ranks.
+
+        Args:
+            match: The match of the operation.
+            operation: The end.
+            plan: Plan of the end; None: the one that its port keeps for the call of the match, or a new one.
+        """
         try:
             (plan or self.plan(cast("Call", match.pattern), operation)).start(match, operation)
         except Exception as error:  # no memory, no wire between the ranks, no schedule that fits
-            operation.stopped()
+            operation.stopped()  # the plan may have set it moving
             self.settle(match, operation, error)
 
     @property
     def identity(self) -> str:
-        """Name in few characters, the same on every rank."""
+        """Short name, the same on every rank, for messages to people."""
         return f"{self._tag_base:x}"
 
+    @property
+    def variant(self) -> str:
+        """Text that tells it from others of the same ranks, in reports on both."""
+        return f"number {self.key.occurrence + 1}, stream {self.key.stream}"
+
     def withdraw(self, operation: Operation, failure: Failure) -> None:
-        """Fail the whole match, here and in other processes, because one rank has no input for it."""
+        """Fail an operation on all ranks, because one rank has no input for it.
+
+        Args:
+            operation: The end of the rank without an input; it has a number and has not arrived.
+            failure: The reason. The other ends get a `PeerFailedError` that names this rank.
+        """
         seq = operation.seq
         match = self._matches.setdefault(seq, Match([None] * len(self.members)))
         match.arrived += 1
         if self.spans:
             issued, rank = self.history.issued, operation.context.rank
             issued[rank] = max(issued.get(rank, 0), seq + 1)
-            self._shared.take_early(self.history, seq)
-        elif match.arrived == self.here:
+            self._shared.take_early_reports(self.history, seq)  # dropped: the failure answers them
+        elif match.arrived == self.local_count:
             del self._matches[seq]
         self.fail_one(match, operation, failure)
 
     def give_up(self, operation: Operation, failure: Failure) -> None:
-        """Fail one rank's end, and all present and later ones, here and elsewhere: the state of others is unknown."""
-        error = gave_up(operation, failure.error)
+        """Fail an operation that its rank waits for no longer, and all present and later ones of the communicator.
+
+        All of them fail, in this process and in others, because nobody knows how far the other ranks are.
+
+        Args:
+            operation: The end of the rank that gives up.
+            failure: Failure of that end. All others get a `PeerFailedError` that says that this rank gave up.
+        """
+        error = gave_up_error_maker(operation, failure.error)
         operation.fail(failure)
         self._shared.break_off(self.key.id, error)
         if self.spans:
-            self._far.send_operation_failed(self.history, 0, error(), onwards=True)
+            # from number 0 onwards: all operations, whatever other processes have reached
+            self._control.send_operation_failed(self.history, 0, error(), onwards=True)
 
     def break_off(self, error: Callable[[], BaseException], first: int = 0, *, seen: bool = True) -> None:
         """Fail all operations from number `first` on, on the ranks of this process, without waiting for them.
 
         Args:
-            error: Makes the errors.
+            error: Makes a new error for each end.
             first: Number of the first operation to fail.
-            seen: Whether the errors that nobody awaits fail no rank.
+            seen: Whether the errors count as seen; an error that nobody sees fails its rank at the end.
         """
         if self._broken is None or first < self._broken_from:
             self._broken, self._broken_from = error, first
@@ -290,7 +379,7 @@ class Communicator:
                     del matches[seq]
                     match.error = match.error or error
                     for end in match.ends:
-                        self._shared.unraised.pop(self.key.id, None)
+                        self._shared.unraised.pop(self.key.id, None)  # this end raises an error of the communicator
                         end.fail(Failure(error(), seen=seen))
 
     def rank_left(self, rank: int) -> None:
@@ -298,10 +387,10 @@ class Communicator:
         for seq, match in list(self._matches.items()):
             missing = rank in (self._left_without(seq) if self.spans else self.missing(seq))
             if match.pattern is not None and match.error is None and missing:
-                self._fail(match, self._left_error(rank, match))
+                self._fail(match, self._left_error_maker(rank, match))
 
     def missing(self, seq: int) -> list[int]:
-        """Return the world ranks that are not known to have arrived at operation `seq`; empty if no rank here has."""
+        """Return the world ranks that are not known to have arrived at operation `seq`; [] if no rank here waits."""
         match = self._matches.get(seq)
         if match is None:
             return []
@@ -309,11 +398,14 @@ class Communicator:
         return [rank for rank, end in zip(self.members, match, strict=False) if end is None and rank not in arrived]
 
     def forget(self, seq: int) -> None:
-        """Drop a match that will not take place."""
+        """Drop the match of operation `seq`, if there is one: the operation is abandoned."""
         self._matches.pop(seq, None)
 
     def tag(self, seq: int) -> int:
-        """Return the first transport tag of operation `seq`; its channels have the tags after it."""
+        """Return the first of the 256 transport tags of operation `seq`, one for each channel.
+
+        The tag contains only the low 16 bits of the number: fewer than 65,536 operations are in flight at once.
+        """
         return self._tag_base + ((seq & 0xFFFF) << 8)
 
     @cached_property
@@ -321,33 +413,42 @@ class Communicator:
         return self.key.tag_base()
 
     def settle(self, match: Match, operation: Operation, error: BaseException | None) -> None:
-        """End an operation whose bytes have stopped moving: with its result, or with an error for all its ends."""
+        """End one rank's end, whose bytes have stopped moving: with the result, or with an error, which fails all ends.
+
+        Any thread may call this with an error; without one, only the loop's thread or a thread in its place.
+
+        Args:
+            match: The match of the operation.
+            operation: The end of a rank here.
+            error: Error of the transfer; None: it went well.
+        """
         if error is not None:
-            if get_ident() != operation.context.thread:  # the loop fails the others
+            if get_ident() != operation.context.thread:  # only the loop may fail the other ends
                 operation.context.from_thread(self.settle, match, operation, error)
                 return
             if isinstance(error, TransportError):
                 error.operation = f"{operation.label} ({operation.call_site})"
             if not operation.done:
                 self.fail_one(match, operation, Failure(error))
-                if self.spans:
+                if self.spans:  # `_fail_end` has counted it as over
                     return
         else:
-            met_ns = operation.started_ns if self.here == 1 else max(end.started_ns for end in match.ends)
+            # the last arrival in this process: those in other processes are not known
+            met_ns = operation.started_ns if self.local_count == 1 else max(end.started_ns for end in match.ends)
             pattern: Call = match.pattern  # type: ignore[assignment]  # an ended operation has a pattern
             operation.finish(operation.context.now_ns(), operation.describe(pattern, met_ns))
         self.ended(match, operation)
 
     def ended(self, match: Match, operation: Operation) -> None:
-        """Count one rank's end of a matched operation as over; forget the match with the last one."""
+        """Count one rank's end of a matched operation as over, and forget the match with the last one."""
         match.ended += 1
-        if match.ended == self.here:
+        if match.ended == self.local_count:
             (self._matches if self.spans else self._moving).pop(operation.seq, None)
 
     # -- errors --------------------------------------------------------------------------------------------------------
 
     def _left_without(self, seq: int) -> set[int]:
-        """Return the world ranks that have finished without operation `seq`, which no rank here has issued before."""
+        """Return the world ranks that have finished their program without issuing operation `seq`."""
         left = self._left.intersection(self.members)
         if not self.spans:
             return left
@@ -355,18 +456,21 @@ class Communicator:
         return {rank for rank, count in counts.items() if count is not None and seq >= count}
 
     def fail_if_broken(self, match: Match, operation: Operation) -> None:
-        """Give a new match an error if nothing more is matched, or a rank that it needs has finished its program."""
+        """Set the error of a new match if the communicator is broken off, or a member has finished its program.
+
+        The caller then fails `operation`, the first end of the match, with that error.
+        """
         if self._broken is not None and self._is_broken(operation.seq):
             match.error = self._broken
             self._shared.unraised.pop(self.key.id, None)
             return
         left = self._left_without(operation.seq) if self._left else set()
         if left:
-            match[operation.port.place] = operation
-            match.error = self._left_error(min(left), match)
+            match[operation.port.place] = operation  # the error names the ends that have arrived
+            match.error = self._left_error_maker(min(left), match)
 
-    def _left_error(self, rank: int, match: Match) -> Callable[[], RankLeftError]:
-        """Return the maker of the error of a match that waits for a rank that has finished its program."""
+    def _left_error_maker(self, rank: int, match: Match) -> Callable[[], RankLeftError]:
+        """Return a function that makes the error for a match that needs `rank`, which has finished its program."""
         ends = match.ends
         arrived = ", ".join(str(end.context.rank) for end in ends)  # some of them may still compute
         subject = f"rank {arrived} needs" if len(ends) == 1 else f"ranks {arrived} need"
@@ -374,24 +478,34 @@ class Communicator:
         return lambda: RankLeftError(message, culprit=rank)
 
     def fail_one(self, match: Match, operation: Operation, failure: Failure) -> None:
-        """Fail one rank's end with its own error, and all other ends because of it.
+        """Fail one rank's end with an error, and because of it the ends of all other ranks, in all processes.
 
-        If a wire broke, a report of its cause is about to arrive and ends the world: that is the error to raise here.
+        Two errors are handled differently. If a wire broke, all wait a moment for a report of the cause, which may end
+        the world with a better error. If a message has met another call, all ends fail with a mismatch error.
+
+        Args:
+            match: The match of the operation.
+            operation: The end with the error.
+            failure: Failure of that end; the other ends get a `PeerFailedError` that names this rank.
         """
         cause = failure.error
         if self.spans and isinstance(cause, SignatureMismatchError):
             self._fail_where_met(match, operation, cause)
             return
         if self.spans and isinstance(cause, LinkLostError) and not cause.evident:
-            self._far.hold_broken_end(operation, cause, partial(self.fail_one, match, operation, failure))
+            self._control.hold_broken_end(operation, cause, partial(self.fail_one, match, operation, failure))
             return
-        error = failed_before(operation, cause)
+        error = peer_error_maker(operation, cause)
         self._fail_end(match, operation, failure)
         self._fail(match, error)
         self._report_failure(operation.seq, error)
 
     def _fail_end(self, match: Match, end: Operation, failure: Failure) -> None:
-        """Fail one end; between processes it is over at once, unless its bytes move."""
+        """Fail one end of a match, and on a communicator that spans processes count it as over unless its bytes move.
+
+        Inside a process nothing is counted here: the match is removed as the last end arrives, and `settle` counts ends
+        whose bytes have moved.
+        """
         is_over = self.spans and end.scope is None and not end.done
         end.fail(failure)
         if self.spans:
@@ -406,29 +520,32 @@ class Communicator:
             self._fail_end(match, end, Failure(error()))
 
     def _report_failure(self, seq: int, error: Callable[[], BaseException]) -> None:
-        """Report a failed operation to the other processes of the group."""
+        """Report a failed operation to the other processes of the group, if there are any."""
         if self.spans:
-            self._far.send_operation_failed(self.history, seq, error())
+            self._control.send_operation_failed(self.history, seq, error())
 
     # -- ends in this process ------------------------------------------------------------------------------------------
 
     def _compare(self, match: Match, operation: Operation) -> None:
-        """Compare an operation with the pattern of its match; dispute it if the calls differ."""
+        """Compare the call of an arrived end with the pattern of its match, and dispute the match if they differ.
+
+        If the pattern lacks dtype and shape and the call agrees, the call becomes the pattern.
+        """
         pattern, call = match.pattern, operation.call
         if match.disputed:
             self._dispute(match, operation)
-        elif pattern is None:  # no other end arrived, and its own result was checked with its arguments
+        elif pattern is None:  # the first end; its `out` was checked with its arguments
             match.pattern, match.first = call, operation
-        elif pattern.dtype is None and pattern.agrees(call):
+        elif pattern.dtype is None and pattern.agrees(call):  # perhaps the first end with dtype and shape
             match.pattern, match.first = call, operation
             self._check_results(match)
-        elif match.error is None and call.dtype is None and pattern.agrees(call):
+        elif match.error is None and call.dtype is None and pattern.agrees(call):  # it only receives
             self._check_results(match)
         elif match.error is None and not pattern.agrees(call):
             self._dispute(match, operation)
 
     def _check_results(self, match: Match) -> None:
-        """Compare the `out` of ranks that only receive with the dtype and shape, which are known now."""
+        """Compare the `out` of each end here with dtype and shape of the pattern; fail the operation if one differs."""
         assert match.pattern is not None
         for end in match:
             if end is not None and match.error is None:
@@ -438,14 +555,15 @@ class Communicator:
                     self.fail_one(match, end, Failure(error))
 
     def _dispute(self, match: Match, operation: Operation, *, final: bool = False) -> None:
-        """Fail a match with different ends, once the minority is known: for sides of equal size more ends may arrive.
+        """Fail a match whose ends differ, with an error that names the minority.
 
-        It waits for more ends only if the communicator is direct: no bytes move there until all have arrived. Otherwise
-        some ends could succeed in the meantime.
+        If both sides are of equal size, a direct communicator waits for more ends first: no bytes move there until all
+        have arrived. On others some ends could succeed in the meantime, so that they fail at once.
 
         Args:
+            match: The match.
             operation: Any of its ends here.
-            final: Whether to wait for no more ends.
+            final: Whether to wait no longer.
         """
         if match.error is not None:
             return
@@ -453,11 +571,11 @@ class Communicator:
         rank_calls += match.remote_calls.values()
         few, many = minority_and_majority(rank_calls)
         if final or not self.direct or len(few) < len(many) or len(rank_calls) == len(self.members):
-            error = mismatch(self.name, operation.seq, few[0], many[0])
+            error = mismatch_error_maker(self.name, operation.seq, few[0], many[0])
             self._report_failure(operation.seq, error)
             self._fail(match, error)
         elif not match.disputed:
-            match.disputed, match.pattern = True, None  # so that each later end is compared
+            match.disputed, match.pattern = True, None  # without a pattern, each later end comes to this dispute
             operation.context.spawn(self._dispute_later, match, operation)
 
     async def _dispute_later(self, match: Match, operation: Operation) -> None:
@@ -468,7 +586,15 @@ class Communicator:
     # -- ends in other processes ---------------------------------------------------------------------------------------
 
     def _fail_where_met(self, match: Match, operation: Operation, error: SignatureMismatchError) -> None:
-        """Fail a match here and in other processes, because a message has met a rank with another call."""
+        """Fail an operation on all ranks, because a message of an end here has met a rank with another call.
+
+        If this rank's call was only inferred from its `out`, and all else agrees, the error blames `out`.
+
+        Args:
+            match: The match of the operation.
+            operation: The end whose message has met another call.
+            error: The error of the wire or board, with the signature of the other rank.
+        """
         own, other = operation.context.rank, _other_end(error, operation)
         theirs = self._parse_met(match, operation, error)
         if theirs is None:
@@ -478,34 +604,44 @@ class Communicator:
             self._check_results(match)  # the array for the result is of another shape or dtype
         if match.error is None:
             call = RankCall(own, operation.call, operation.call_site)
-            differ = mismatch(self.name, operation.seq, (other, theirs.what, theirs.site), call)
+            differ = mismatch_error_maker(self.name, operation.seq, (other, theirs.what, theirs.site), call)
             self._report_failure(operation.seq, differ)
             self._fail(match, differ)
 
     def _parse_met(self, match: Match, operation: Operation, error: SignatureMismatchError) -> CallSignature | None:
-        """Return the signature that an operation has met; None if it is invalid, which fails the operation."""
+        """Return the signature of the other rank; if it is invalid, fail the operation and return None.
+
+        Arguments: see `_fail_where_met`.
+        """
         try:
             return parse(error.theirs.text, error.theirs.fingerprint)
         except ProtocolError as invalid:
             own, other = operation.context.rank, _other_end(error, operation)
             lost = LinkLostError(f"rank {other} sent what is no message of overlap: {invalid}", src=other, dst=own)
-            lost.evident = True
+            lost.evident = True  # this is the cause: no report of another one will follow
             self.fail_one(match, operation, Failure(lost))
             return None
 
-    def _assume(self, match: Match, operation: Operation) -> None:
-        """Receive what fits the array for the result, if there is one."""
-        assumed = call_by_out(operation) if self.here == 1 and match.error is None else None
+    def _assume_call(self, match: Match, operation: Operation) -> None:
+        """Infer dtype and shape of an operation that only receives from its `out`, if there is one.
+
+        So it can start without the call of another rank. If that differs, a message or a report will show it.
+        """
+        assumed = call_by_out(operation) if self.local_count == 1 and match.error is None else None
         if assumed is not None:
             match.pattern, match.assumed = assumed, True
 
-    def _look_or_ask(self, match: Match, operation: Operation) -> None:
-        """Look for dtype and shape where the others post their calls, or ask the other processes."""
-        if not self._engine.look(self, match, operation):
-            self._ask(operation.seq, match)
+    def start_by_row(self, match: Match, operation: Operation, met: SignatureMismatchError) -> None:
+        """Start an operation without an array, now that a row of a board shows the call of another rank.
 
-    def learn(self, match: Match, operation: Operation, met: SignatureMismatchError) -> None:
-        """Start an operation without an array, now that a row shows the call of another rank, unless they differ."""
+        If the calls differ, the operation fails. If the call was too long for the row, the other processes are asked.
+
+        Args:
+            match: The match of the operation.
+            operation: The end that waits; if it is done by now, it is only counted as over.
+            met: Exception with the signature of the row. Here it is no failure: the engine reports each row whose
+                fingerprint differs by it, and the fingerprint of an operation without an array always differs.
+        """
         if operation.done:
             self.ended(match, operation)
             return
@@ -517,95 +653,137 @@ class Communicator:
             self._fail_where_met(match, operation, met)
         elif match.pattern.has_all_values:  # an answer came before
             self._start_settled_ends(match)
-        elif theirs.call is None:  # it is too long for a row
+        elif theirs.call is None:  # it was too long for a row
             self._ask(operation.seq, match)
         else:
-            self._adopt(match, theirs.call)
+            self._start_with_call(match, theirs.call)
 
-    def _adopt(self, match: Match, call: Call) -> None:
-        """Start the ends here that wait for dtype and shape, now that a call of another rank has both."""
+    def _start_with_call(self, match: Match, call: Call) -> None:
+        """Start the ends here that wait for dtype and shape, which `call`, of another rank, has."""
         match.pattern = call
         self._check_results(match)
         self._start_settled_ends(match)
 
-    def ask(self, before_ns: int) -> None:
-        """Report the operations that wait since an instant."""
-        for seq, match in self._matches.items():
-            if match.first is not None and match.started_ns <= before_ns:
-                self._ask(seq, match)
+    def look_soon(self) -> None:
+        """Let the control plane ask the other ranks soon about operations that wait."""
+        self._control.look_soon()
+
+    def ask(self, before_ns: int) -> bool:
+        """Report the operations that began to wait here before an instant to the other processes, which compare them.
+
+        Return whether there are any.
+        """
+        waiting = [
+            (seq, match)
+            for seq, match in self._matches.items()
+            if match.first is not None and match.started_ns <= before_ns
+        ]
+        for seq, match in waiting:
+            self._ask(seq, match)
+        return bool(waiting)
 
     def _ask(self, seq: int, match: Match) -> None:
-        """Report the calls of an operation here, once; others answer a call without dtype and shape."""
+        """Send the calls of operation `seq` here to the other processes, once.
+
+        They compare the calls with theirs, and answer a call without dtype and shape.
+        """
         if not match.asked:
             match.asked = True
             for end in match.ends:
                 call = RankCall(end.context.rank, end.call, signature_of(end.call, end.place).site)
-                self._far.send_wait(self.history, seq, call)
+                self._control.send_wait(self.history, seq, call)
 
-    def compare_wait(self, seq: int, theirs: RankCall) -> bool:
-        """Compare the call of a rank elsewhere that waits with the one here; False if no rank here has arrived yet."""
+    def compare_remote_call(self, seq: int, theirs: RankCall) -> bool:
+        """Compare the call of a waiting rank of another process with the call of the ranks here.
+
+        * The calls differ: the operation fails in all processes.
+        * The call here lacks dtype and shape, and the other one has them: the ends here start.
+        * The other call lacks them, and the one here has them: they are sent to the other process.
+
+        Args:
+            seq: Number of the operation.
+            theirs: The waiting rank, its call and its line.
+
+        Returns:
+            Whether the report is settled; False: no rank here has arrived at the operation, and the caller keeps it.
+        """
         match = self._matches.get(seq)
         if match is None or match.first is None:
-            if (error := self.history.compare(seq, theirs, self._far)) is not None:
-                self.fail_at(seq, error)
-            return match is not None or self.history.is_before(seq) or self.history.find(seq) is not None
+            return self._compare_with_history(seq, theirs) or match is not None
         match.remote_calls = {**match.remote_calls, theirs.rank: theirs}
         assert match.pattern is not None
-        if match.assumed and theirs.call.dtype is not None and match.first.call.agrees(theirs.call):
+        has_shape = theirs.call.dtype is not None
+        if match.assumed and has_shape and match.first.call.agrees(theirs.call):
+            # Dtype and shape were only inferred from `out`; the other rank's are right, and `out` must fit them.
             match.pattern, match.assumed = theirs.call, False
             self._check_results(match)
         elif not match.pattern.agrees(theirs.call):
             self._dispute(match, match.first)
-        elif match.pattern.dtype is None and theirs.call.dtype is not None:
-            self._adopt(match, theirs.call)
+        elif match.pattern.dtype is None and has_shape:
+            self._start_with_call(match, theirs.call)
         elif match.error is None:
-            self.history.compare(seq, theirs, self._far)
+            self.history.compare(seq, theirs, self._control)
         return True
 
-    def compare_unmet(self, number: int, src: int, theirs: PlainSignature) -> None:
-        """Compare a message, or a row of a board, that no rank here has met with the call here.
+    def _compare_with_history(self, seq: int, theirs: RankCall) -> bool:
+        """Compare the call of a rank of another process with the past call here, of an operation without a match.
 
-        An operation without an array starts if they agree. If the call is over here, the sender finds the difference
-        itself, or asks, unless it receives nothing.
+        Arguments: see `compare_remote_call`. Return whether a rank here has issued the operation.
+        """
+        if (error := self.history.compare(seq, theirs, self._control)) is not None:
+            self.fail_at(seq, error)
+        return self.history.is_before(seq) or self.history.find(seq) is not None
+
+    def compare_unmet(self, number: int, src: int, theirs: PlainSignature) -> None:
+        """Compare the call in a message, or in a row of a board, that no rank here has met with the call here.
+
+        If they agree, an operation here that waits for dtype and shape starts. If they differ, the operation fails on
+        all ranks. But if it is over here and the sender also receives, nothing happens: the sender waits, and asks.
 
         Args:
-            number: Low 16 bits of the number of its operation.
+            number: Low 16 bits of the number of the operation.
             src: World rank of the sender.
-            theirs: CallSignature of its call.
+            theirs: Signature of the sender's call.
         """
+        # The full number: that of the last operation issued here with these low 16 bits. If operation 69,999 was the
+        # last, 4,463 stands for it. If the number lies more than 32,767 back, the operation is still to come.
         last = self.history.next_seq - 1
         behind = (last - number) & 0xFFFF
         seq = last - behind
         found = self.history.find(seq) if behind < 0x8000 and seq not in self._failed else None
+        if found is None:
+            return
+        own, own_rank = found
+        agree = own.agrees(theirs.fingerprint)
         match = self._matches.get(seq)
-        is_open = match is not None and match.pattern is not None and not match.pattern.has_all_values
-        if found is None or (not is_open and found[0].agrees(theirs.fingerprint)):
+        lacks_shape = match is not None and match.pattern is not None and not match.pattern.has_all_values
+        if agree and not lacks_shape:
             return
-        own = self.history.call(seq)
         try:
-            call = parse(theirs.text, theirs.fingerprint)
-        except ProtocolError:  # the link's own checks name it
+            met = parse(theirs.text, theirs.fingerprint)
+        except ProtocolError:  # the checks of the link report it
             return
-        if match is not None and is_open and found[0].agrees(theirs.fingerprint):
-            if call.call is None:
+        if match is not None and agree:
+            if met.call is None:
                 self._ask(seq, match)
             else:
-                self._adopt(match, call.call)
+                self._start_with_call(match, met.call)
             return
-        waits = call.call is not None and call.call.receives_at(self.members.index(src))
-        if own is not None and (seq in self._matches or not waits):
-            self._differ(seq, (src, call.what, call.site), own)
-
-    def _differ(self, seq: int, first: tuple[int, object, str], second: tuple[int, object, str]) -> None:
-        """Fail operation `seq` on all ranks, because the calls of two of them differ."""
-        error = mismatch(self.name, seq, first, second)
-        self._report_failure(seq, error)
-        self.fail_at(seq, error)
+        waits = met.call is not None and met.call.receives_at(self.members.index(src))
+        if match is not None or not waits:
+            error = mismatch_error_maker(self.name, seq, (src, met.what, met.site), (own_rank, own.what, own.site))
+            self._report_failure(seq, error)
+            self.fail_at(seq, error)
 
     def fail_at(self, seq: int, error: Callable[[], BaseException]) -> bool:
-        """Fail operation `seq` here; False if no rank here has issued it yet.
+        """Fail operation `seq` here. Return False if no rank here has issued it.
 
-        If it is over here, all later ones fail, on all ranks: a rank that has failed at it may wait for none here.
+        If it is over here, all later operations fail on all ranks instead: a rank that has failed at `seq` may not take
+        part in them.
+
+        Args:
+            seq: Number of the operation.
+            error: Makes a new error for each end.
         """
         match = self._matches.get(seq)
         if match is not None:
@@ -615,19 +793,19 @@ class Communicator:
             return False
         elif seq not in self._failed and not self._is_broken(seq):
             self._failed.append(seq)
-            if isinstance(error(), CollectiveMismatchError):
+            if isinstance(error(), CollectiveMismatchError):  # the world raises it, if no later operation does
                 self._shared.unraised.setdefault(self.history.id, error)
             self.break_off(error, seq + 1, seen=False)
-            self._far.send_operation_failed(self.history, seq + 1, error(), onwards=True)
+            self._control.send_operation_failed(self.history, seq + 1, error(), onwards=True)
         return True
 
     def _is_broken(self, seq: int) -> bool:
-        """Whether no operation from this one, or from one before it, goes on."""
+        """Whether `break_off` has failed operation `seq`, which may not have been issued yet."""
         return self._broken is not None and seq >= self._broken_from
 
 
 def _other_end(error: SignatureMismatchError, operation: Operation) -> int:
-    """Return the world rank whose message an operation has met."""
+    """Return the world rank at the other end of the message that has met another call."""
     other = error.dst if error.src == operation.context.rank else error.src
     assert other is not None, "this is a bug in overlap: a message of no rank"
     return other

@@ -1,4 +1,4 @@
-"""Communicators of a world by their keys, the inbox of its messages, and reports of other processes."""
+"""All communicators of a world, the inbox of its messages, and reports that arrive from other processes."""
 
 from __future__ import annotations
 
@@ -13,55 +13,56 @@ from ..errors import GroupAbortedError
 from .callbacks import call_when_done
 from .communicator import BaseEngine, Communicator
 from .context import RankContext
+from .ending import WorldPhase
 from .inbox import Inbox
 from .interceptor import Interceptor
 from .lane import Lane
 from .match import CHANNEL_BITS, History, Key, RankCall
 from .operation import CollectiveFuture
-from .outstanding import IssuedFuture
 
 if TYPE_CHECKING:
     from ..processes.control import ControlPlane
 
 Report: TypeAlias = "RankCall | Callable[[], BaseException]"
-"""Report of another process on an operation: the call of a rank that waits, or the maker of the error that it fails
-with."""
+"""Report of another process on an operation: the call of a rank that waits there, or a function that makes the error
+with which the operation has failed there."""
 
-_MOST_EARLY = 100_000  # reported operations in memory at which no rank here has arrived
-_MOST_CLOSED = 256  # closed groups with known histories
-_LOOK_SHARE = 50  # looks at unmet messages take at most this part of the time, even if there are many
+_MOST_EARLY = 100_000  # most operations with kept reports, at which no rank here has arrived
+_MOST_CLOSED = 256  # most closed groups whose histories are kept
+_LOOK_SHARE = 50  # looks at unmet messages take at most 1 / 50 of the time, even if there are many
 
 
 class Communicators:
     """The communicators of a world, and their shared state.
 
+    "Here" is this process, "elsewhere" are the other processes of the world.
+
     Args:
         engine: Engine of the world.
-        local: World ranks of this process, if there are others.
+        local: World ranks of this process; None: all.
 
     Attributes:
         engine: Runs matched operations.
         inbox: Messages of the ranks here.
         left: World ranks that have finished their program.
-        closing: World ranks, here and elsewhere, that receive no more messages, and wait until their own are received.
-        broken: Makers of errors of communicators, lanes and groups that fail all operations, by the id of their keys.
-        unraised: Makers of errors that no operation is left to fail with, by id of the communicator: its operations
-            were over on all ranks when ranks turned out to differ.
-        later: Calls a function on the loop's thread at a time that programs cannot notice, unless the loop has ended;
-            any thread, and at any point of a program.
+        closing: World ranks, here and elsewhere, that issue nothing more, and wait until their messages are received.
+        broken: Communicators, lanes and groups on which every operation fails: by the id of the key, a function that
+            makes the error.
+        unraised: Errors that no operation was left to fail with, because all were over when the ranks turned out to
+            differ: by the id of the communicator, a function that makes the error.
+        later: Lets the loop's thread call a function soon, without a trace in virtual time; does nothing if the loop
+            has ended. Any thread may call it.
         intercept: Decides when operations arrive; None: at once.
         lost_count: Whether counts of operations and messages here are incomplete.
-        over: Whether the world has ended, and its transport with it.
         local: World ranks of this process; None: all.
-        far: Reports to other processes; only if there are any.
+        control: Sends reports to the other processes; missing if there are none.
         spanning: Communicators that span processes, by id.
-        early: Reports on operations at which no rank here has arrived, by ids of the group and of the communicator or
-            lane, and by number.
+        early: Reports on operations at which no rank here has arrived, by (id of the group, id of the communicator or
+            lane, number of the operation).
     """
 
     later: Callable[[Callable[[], None]], None]
-    over = False
-    far: ControlPlane
+    control: ControlPlane
 
     def __init__(self, engine: BaseEngine, local: frozenset[int] | None = None) -> None:
         self.engine: BaseEngine = engine
@@ -70,17 +71,18 @@ class Communicators:
         self.local: frozenset[int] | None = local
         self.spanning: dict[int, Communicator] = {}
         self.early: OrderedDict[tuple[int, int, int], list[Report]] = OrderedDict()
-        self._finished: dict[int, dict[int, int]] = {}  # operations of finished ranks elsewhere
+        # Numbers of operations that finished ranks elsewhere have issued: by rank, then by id of communicator or lane.
+        self._finished: dict[int, dict[int, int]] = {}
         self._uncounted: set[int] = set()  # finished ranks whose counts are incomplete
-        # Histories of the last groups that were closed, by id of the group, then by their own.
+        # Histories of the last groups that were closed: by id of the group, then by id of the communicator.
         self._closed: OrderedDict[int, dict[int, History]] = OrderedDict()
         self._look_due_ns = 0
         self.lost_count: bool = False
         self.intercept: Interceptor | None = None
         self.unraised: dict[int, Callable[[], BaseException]] = {}
-        # by the ranks and the occurrence of their group: to make its key takes longer
+        # Open communicators: by (ranks, occurrence) of the group, then by key. To make the group's key takes longer.
         self._open: dict[tuple[object, ...], dict[Key, Communicator]] = {}
-        self._unused: dict[Key, int] = {}  # number of ranks here that no longer use a group
+        self._unused: dict[Key, int] = {}  # by key of the group, the number of ranks here that no longer use it
         self.broken: dict[int, Callable[[], BaseException]] = {}
         self.inbox: Inbox = self.make_inbox()
 
@@ -89,15 +91,20 @@ class Communicators:
         return Inbox(self)
 
     def use(self, interceptor: Interceptor) -> None:
-        """Let an interceptor decide when operations arrive; before any is issued."""
+        """Let an interceptor decide when operations arrive. Must be called before any operation is issued."""
         self.intercept = interceptor
         self.inbox.arrive = partial(interceptor.arrive, self.inbox)
 
     def get_or_make(self, key: Key, name: str) -> Communicator:
-        """Return the communicator of a key, the same for all ranks of this process; make it at the first call."""
+        """Return the communicator of a key, the same for all ranks of this process. The first call makes it.
+
+        Args:
+            key: The key.
+            name: Name of the group in messages.
+        """
         communicator = self.find(key)
         if communicator is None:
-            communicator = self.keep(Communicator(self, key, name, key.ranks))
+            communicator = self.add(Communicator(self, key, name, key.ranks))
             if communicator.spans:
                 self.spanning[communicator.history.id] = communicator
             if self.broken and (error := self.broken.get(key.group.id) or self.broken.get(key.id)) is not None:
@@ -105,17 +112,22 @@ class Communicators:
         return communicator
 
     def abort(self, group: Key, error: Callable[[], GroupAbortedError]) -> None:
-        """Fail all present and later operations of a group, here and in other processes."""
+        """Fail all present and later operations of a group, here and in other processes.
+
+        Args:
+            group: Key of the group.
+            error: Makes a new error for each operation.
+        """
         self.break_off(group.id, error)
         if self.local is not None and not self.local.issuperset(group.ranks):
-            self.far.send_operation_failed(History(group, "", group.ranks), 0, error(), onwards=True)
+            self.control.send_operation_failed(History(group, "", group.ranks), 0, error(), onwards=True)
 
     def break_off(self, key_id: int, error: Callable[[], BaseException]) -> None:
         """Fail all present and later operations of a communicator, a lane or a group on the ranks of this process.
 
         Args:
             key_id: Id of the key of a communicator or a group, or of a lane.
-            error: Makes the errors.
+            error: Makes a new error for each operation.
         """
         self.broken.setdefault(key_id, error)
         for communicator in self:
@@ -124,10 +136,10 @@ class Communicators:
         self.inbox.break_off(key_id, error)
 
     def find(self, key: Key) -> Communicator | None:
-        """Return the communicator of a key; None if it is not open."""
+        """Return the communicator of a key, or None if it is not open."""
         return self._open.get(key[:2], {}).get(key)
 
-    def keep(self, communicator: Communicator) -> Communicator:
+    def add(self, communicator: Communicator) -> Communicator:
         """Add a communicator to the open ones."""
         self._open.setdefault(communicator.key[:2], {})[communicator.key] = communicator
         return communicator
@@ -138,105 +150,161 @@ class Communicators:
 
     # -- reports of other processes ------------------------------------------------------------------------------------
 
-    def take_early(self, of: History | Lane, seq: int) -> list[Report]:
-        """Return and remove the reports on an operation that came before a rank here arrived at it."""
+    def take_early_reports(self, of: History | Lane, seq: int) -> list[Report]:
+        """Return and forget the reports on an operation that came before a rank here arrived at it.
+
+        Args:
+            of: History of the operation's communicator, or lane of a message.
+            seq: Number of the operation.
+        """
         return self.early.pop((of.group_id, of.id, seq), [])
 
-    def _keep_early(self, group_id: int, of_id: int, seq: int, report: Report) -> None:
-        """Keep a report until a rank here arrives at the operation; of too many, the oldest are dropped."""
+    def _keep_early_report(self, group_id: int, of_id: int, seq: int, report: Report) -> None:
+        """Keep a report until a rank here arrives at the operation. If there are too many, drop the oldest.
+
+        A report on a closed group is dropped: no rank here issues there any more.
+
+        Args:
+            group_id: Id of the group.
+            of_id: Id of the communicator, or of the lane.
+            seq: Number of the operation.
+            report: The report.
+        """
         if group_id not in self._closed:
             self.early.setdefault((group_id, of_id, seq), []).append(report)
             if len(self.early) > _MOST_EARLY:
                 self.early.popitem(last=False)
 
-    def compare_wait(self, group_id: int, of_id: int, seq: int, theirs: RankCall) -> None:
-        """Compare the call of a rank elsewhere that waits with that of a rank here, now or when it arrives."""
+    def compare_remote_call(self, group_id: int, of_id: int, seq: int, theirs: RankCall) -> None:
+        """Compare the call of a waiting rank elsewhere with the call of a rank here, now or when one arrives.
+
+        Args:
+            group_id: Id of the group.
+            of_id: Id of the communicator.
+            seq: Number of the operation.
+            theirs: The waiting rank, its call and its line.
+        """
         communicator, closed = self.spanning.get(of_id), self._closed.get(group_id, {}).get(of_id)
         if closed is not None:
-            closed.compare(seq, theirs, self.far)
-        elif communicator is None or not communicator.compare_wait(seq, theirs):
-            self._keep_early(group_id, of_id, seq, theirs)
+            closed.compare(seq, theirs, self.control)
+        elif communicator is None or not communicator.compare_remote_call(seq, theirs):
+            self._keep_early_report(group_id, of_id, seq, theirs)
 
     def fail_here(
         self, group_id: int, of_id: int, seq: int, error: Callable[[], BaseException], *, onwards: bool
     ) -> None:
-        """Fail an operation, or with `onwards` all from its number on, because of another process."""
+        """Fail an operation here because it has failed in another process.
+
+        If no rank here has arrived at the operation, the report is kept until one does.
+
+        Args:
+            group_id: Id of the group.
+            of_id: Id of the communicator, of the lane of a message, or of the group itself.
+            seq: Number of the operation.
+            error: Makes a new error for each end of the operation.
+            onwards: Whether all operations from `seq` on fail, too.
+        """
         communicator = self.spanning.get(of_id)
         if onwards and communicator is not None and seq:
             communicator.break_off(error, seq, seen=False)
-        elif onwards:
+        elif onwards:  # the whole communicator, lane or group; a closed group has no operations any more
             if group_id not in self._closed:
                 self.break_off(of_id, error)
+        # without a communicator it is a message, and `of_id` that of its lane
         elif not (self.inbox.fail_at(of_id, seq, error) if communicator is None else communicator.fail_at(seq, error)):
-            self._keep_early(group_id, of_id, seq, error)
+            self._keep_early_report(group_id, of_id, seq, error)
+            self.inbox.search_again()
 
-    def look(self, before_ns: int | None = None) -> None:
-        """Ask the other processes about operations that wait since an instant; compare messages that nobody has met.
+    def ask_others(self, before_ns: int | None = None) -> bool:
+        """Look for ranks that disagree, because operations wait: ask the other processes, and compare unmet messages.
 
-        A rank that receives nothing waits for nobody: only its messages show what it has called.
+        A rank that only sends waits for nobody and asks nobody: its messages alone show which call it has issued.
 
         Args:
-            before_ns: The instant. None: a rank here has ended, and asks nobody; its messages are compared in any case.
+            before_ns: Operations that began to wait before this instant are asked about. None: no operations, because a
+                rank here has ended; messages are compared in any case.
+
+        Returns:
+            Whether there are such operations or messages.
         """
         assert self.local is not None
-        now_ns = perf_counter_ns()
+        now_ns, waits = perf_counter_ns(), False
         if before_ns is not None:
-            for communicator in list(self.spanning.values()):
-                communicator.ask(before_ns)
+            # a list, not a generator, because every communicator must ask
+            waits = bool([each for each in list(self.spanning.values()) if each.ask(before_ns)])
             if now_ns < self._look_due_ns:
-                return
-        for tag, src, signature in self.engine.unmet(self.local, list(self.spanning.values())):
+                return waits
+        unmet = self.engine.unmet(self.local, list(self.spanning.values()))
+        for tag, src, signature in unmet:  # tag: 40 bits id of the communicator, 16 number of the operation, 8 channel
             if (sender := self.spanning.get(tag >> 24)) is not None:
                 sender.compare_unmet(tag >> CHANNEL_BITS & 0xFFFF, src, signature)
         self._look_due_ns = now_ns + _LOOK_SHARE * (perf_counter_ns() - now_ns)
+        return waits or bool(unmet)
 
     # -- counts of finished ranks --------------------------------------------------------------------------------------
 
-    def issued_counts(self, rank: int) -> tuple[dict[int, int], bool]:
-        """Return the number of operations of a rank here on each communicator and lane between processes.
+    def issued_counts(self, rank: int) -> dict[int, int]:
+        """Return how many operations a rank here has issued on each communicator and lane that spans processes, by id.
 
-        Also whether some are missing.
+        If `lost_count` is set, some communicators or lanes are missing, because they were closed long ago.
         """
         counts = self.inbox.issued_counts(rank)
         closed = [history for histories in self._closed.values() for history in histories.values()]
         for history in (*closed, *(communicator.history for communicator in self.spanning.values())):
             if rank in history.issued:
                 counts[history.id] = history.issued[rank]
-        return counts, self.lost_count
+        return counts
 
-    def count(self, rank: int, counts: Iterable[tuple[int, int]], *, uncounted: bool) -> None:
-        """Record how many operations a rank elsewhere has issued, which is about to finish."""
+    def record_count(self, rank: int, counts: Iterable[tuple[int, int]], *, uncounted: bool) -> None:
+        """Record how many operations a rank elsewhere has issued, because it is about to finish its program.
+
+        Args:
+            rank: World rank.
+            counts: Pairs of the id of a communicator or lane and the number of the rank's operations there.
+            uncounted: Whether some pairs are missing, so that a missing one does not mean that it has issued nothing.
+        """
         self._finished.setdefault(rank, {}).update(counts)
         if uncounted:
             self._uncounted.add(rank)
 
     def issued_by(self, rank: int, history: History) -> int | None:
-        """Return the number of operations that a finished rank has issued on a communicator; None: unknown."""
+        """Return the number of operations that a finished rank has issued on a communicator, or None if unknown.
+
+        Args:
+            rank: World rank.
+            history: History of the communicator, which has the counts of ranks here.
+        """
         if self.local is None or rank in self.local:
             return history.issued.get(rank, 0)
+        # without a count for this communicator the rank has issued nothing there, unless counts are missing
         return self._finished.get(rank, {}).get(history.id, None if rank in self._uncounted else 0)
 
-    def sent_no_more(self, rank: int, lane_id: int, count: int) -> bool:
-        """Whether a finished rank is known to have had at most `count` messages of a lane."""
+    def had_at_most(self, rank: int, lane_id: int, count: int) -> bool:
+        """Whether a finished or closing rank is known to have issued at most `count` messages of a lane.
+
+        True for every rank here.
+        """
         if self.local is None or rank in self.local:
-            return True
+            return True  # all messages of a rank here are in their lanes, where the caller looks
         return rank not in self._uncounted and self._finished.get(rank, {}).get(lane_id, 0) <= count
 
     # -- ends of groups ------------------------------------------------------------------------------------------------
 
     def end_use(self, context: RankContext, key: Key) -> None:
-        """Record that a rank has ended its use of a group, once its operations there are over. On the loop's thread.
+        """Record that a rank no longer uses a group, once its operations there have ended.
 
-        The last rank here closes the group in this process, whatever other processes do: nothing travels for it.
+        After the last rank here the group is closed in this process; other processes are not asked. On the loop's
+        thread only.
 
         Args:
             context: Context of the rank.
             key: Key of the group.
         """
-        if self.over or context.ending.failure is not None:  # abandoned operations may still move bytes
+        if context.ending.phase is not WorldPhase.RUNS:  # abandoned operations may still move bytes
             return
-        unfinished = [operation for operation in context.outstanding.operations if _is_on_group(operation, key)]
-        if unfinished:  # later: an operation that ends is still in its communicator
+        operations = context.outstanding.operations
+        unfinished = [end for end in operations if isinstance(end, CollectiveFuture) and end.member.key == key]
+        if unfinished:  # try again after the end of one, but `later`: in its callback it is still in its communicator
             call_when_done(unfinished[-1], partial(self.later, partial(self.end_use, context, key)))
             return
         shared, here = self._ranks_here(key)
@@ -247,13 +315,13 @@ class Communicators:
             self._close_group(shared)
 
     def _ranks_here(self, key: Key) -> tuple[Key, int]:
-        """Return the key that the communicators of a group have, and the number of ranks here that use it."""
+        """Return the key of a group by which its communicators are known, and the number of its ranks here."""
         return key, len(key.ranks if self.local is None else self.local.intersection(key.ranks))
 
     def _close_group(self, group: Key) -> None:
-        """Forget a group that no rank here uses any more, its communicators and its messages.
+        """Forget a group that no rank here uses any more, with its communicators and messages.
 
-        Other processes may still need the calls of ranks here, and their number: those are known for a while.
+        Their histories are kept for a while: other processes may still compare their calls with those of ranks here.
         """
         closed: dict[int, History] = {}
         self.inbox.close_group(group.id)
@@ -275,7 +343,7 @@ class Communicators:
             self.lost_count = self.lost_count or bool(oldest)
 
     def rank_left(self, rank: int) -> None:
-        """Fail all operations that wait for a rank that has finished its program."""
+        """Record that a rank has finished its program, and fail all operations that wait for it."""
         self.left.add(rank)
         for communicator in self:
             if rank in communicator.members:
@@ -284,8 +352,3 @@ class Communicators:
 
     def __len__(self) -> int:
         return sum(map(len, self._open.values()))
-
-
-def _is_on_group(operation: IssuedFuture[object], group: Key) -> bool:
-    """Whether an operation was issued on a group."""
-    return isinstance(operation, CollectiveFuture) and operation.member.key == group

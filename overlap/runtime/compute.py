@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 import trio
 
 from ..collectives.reduce import Array
-from ..errors import FutureCancelledError, PeerFailedError, UsageError, shown
+from ..errors import FutureCancelledError, PeerFailedError, UsageError
 from ..kernel_facts import queued_ns
 from ..threads import start_thread
 from ..timeline.recording import RawSpan
@@ -23,11 +23,11 @@ from .arguments import check_unwritten
 from .callbacks import wait_in_thread
 from .context import RankContext
 from .derived import resolve
-from .ending import leave
 from .failure import Failure
+from .forks import exit_process
 from .future import Future, outcome, source_of
 from .memory.buffer_locks import arrays_in, explain
-from .outstanding import CallSite, IssuedFuture, arose_here, code_place, seconds_since
+from .outstanding import CallSite, code_place, is_own_error, seconds_since
 from .settling import advance, deliver, settle
 from .state import BLOCKED, DONE, ISSUED, QUEUED, RUNNING
 from .task import OwnCode
@@ -36,7 +36,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 DEFAULT_LANE = "compute"
 STARVED_SHARE = 0.05
-"""Part of computing without a processor that is worth a word."""
+"""Share of compute time without a processor from which on a message reports it."""
 
 
 class ComputeFuture(OwnCode[T_co]):
@@ -44,18 +44,19 @@ class ComputeFuture(OwnCode[T_co]):
 
     Args:
         context: What all operations of the rank share.
-        args: Arguments of the function, which may be futures.
-        caller: Where it was issued.
+        function: The function.
+        args: Arguments of the function. Futures may be among them, also in tuples, lists and dicts.
+        name: Name that the caller has given, or the function's name.
+        caller: Frame or line that issued it.
 
     Attributes:
-        name: Given name, or the function's name.
-        stream: Name of its compute stream; None: the default one.
-        prompt: Whether an unawaited error of the function ends the rank at once.
-        step: Step of the rank in which it was issued, if any.
-        cost: Its nanoseconds and their limit, on the virtual clock.
-        issued_ns: Time at which it was queued; 0 before.
-        started_ns: Time of the function's call; None before, and on the virtual clock.
-        span: Entry in the timeline, once the function has run in a thread.
+        stream: Name of the compute stream; None: the default one.
+        prompt: Whether an error of the function that nobody awaits ends the rank at once.
+        step: Step of the rank in which it was issued; None: outside of a step.
+        cost: On the virtual clock, the duration in ns and the resource that limits it; see `ComputeStream.price`.
+        issued_ns: Instant at which it was queued; 0 before.
+        started_ns: Instant at which the function was called; None before, and on the virtual clock.
+        span: Span for the timeline, once the function has run in a thread.
     """
 
     __slots__ = (
@@ -72,13 +73,12 @@ class ComputeFuture(OwnCode[T_co]):
         caller: CallSite,
     ) -> None:
         # the base class's part is inlined, as in `CollectiveFuture`
-        issued: IssuedFuture[T_co] = self
-        issued.state, self._taken, issued.context, issued.name = ISSUED, False, context, name
+        self.state, self._taken, self.context, self.name = ISSUED, False, context, name
         self._value = self._failure = self._waiters = self._callbacks = self._threads = self._anywhere = None
         self.step: int | None = context.step
         self.function: Callable[..., T_co] | None = function
         self.args: tuple[object, ...] = args
-        self.locked: list[Array] = []  # arrays locked for it
+        self.locked: list[Array] = []  # arrays that are locked until the function has returned
         self.awaited: list[Future[object]] = []  # futures among the arguments
         self.prompt: bool = False
         self.record: int = -1  # number in the flight record
@@ -87,7 +87,7 @@ class ComputeFuture(OwnCode[T_co]):
         self.span: RawSpan | None = None
         self.cost: tuple[int, str] | None = None
         self.stream: str | None = None
-        issued.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
+        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
 
     @property
     def label(self) -> str:
@@ -100,7 +100,7 @@ class ComputeFuture(OwnCode[T_co]):
 
     @property
     def since_ns(self) -> int | None:
-        """Time of the function's call; None before."""
+        """Instant at which the function was called; None before."""
         return self.started_ns
 
     def describe_state(self, now_ns: int) -> str:
@@ -111,10 +111,10 @@ class ComputeFuture(OwnCode[T_co]):
         return f"has run {run_s} s" if run_s else "runs"
 
     def lock_arguments(self) -> None:
-        """Lock the arrays among the arguments, including the results of settled futures.
+        """Lock the arrays among the arguments and in the results of settled futures, and collect `awaited`.
 
         Raises:
-            UsageError: If an unfinished operation writes to one of them.
+            UsageError: If an unfinished operation writes to one of the arrays.
         """
         arrays, others = arrays_in(self.args)
         for other in others:
@@ -126,7 +126,11 @@ class ComputeFuture(OwnCode[T_co]):
             self._lock(arrays)
 
     def resolve_arguments(self) -> tuple[tuple[object, ...], Failure | None]:
-        """Return the arguments, with results in place of futures, and lock the arrays among these."""
+        """Put results in the place of futures among the arguments, and lock their arrays. All futures must have ended.
+
+        Returns:
+            The arguments and None. If a future has failed, or an array may not be read: () and the failure.
+        """
         args, failure = resolve(self.args)
         if failure is not None:
             return (), failure
@@ -139,7 +143,11 @@ class ComputeFuture(OwnCode[T_co]):
         return resolved, None
 
     def _lock(self, arrays: list[Array]) -> None:
-        """Lock the arrays that the function uses."""
+        """Lock arrays that the function uses.
+
+        Raises:
+            UsageError: If an unfinished operation writes to one of them.
+        """
         locks = self.context.locks
         for array in arrays:
             if not array.flags.writeable:
@@ -147,35 +155,42 @@ class ComputeFuture(OwnCode[T_co]):
         self.locked += locks.lock(tuple(arrays))
 
     def unlock_arguments(self, value: object = None) -> None:
-        """Unlock the arrays of a function that has returned `value` or will never run; any thread."""
+        """Unlock the arrays of a function that has returned `value`, or will never run. Any thread may call this.
+
+        If `value` is a view of a locked argument, it becomes writable together with the argument.
+        """
         locked = self.locked
         if locked:
             locks = self.context.locks
-            locks.follow(arrays_in((value,))[0], locked)
+            locks.follow(arrays_in((value,))[0], locked)  # a result may be a view of an argument
             while locked:
                 locks.unlock((locked.pop(),))
 
     def settle(self, value: object, failure: Failure | None = None) -> None:
-        """Set the result or error of the function, unless the world has abandoned it; any thread.
+        """Set the result or error of the function, unless the world has abandoned it. Any thread may call this.
 
-        Its end is recorded first: an operation that uses its result may end before the loop delivers it.
+        The end is recorded first: an operation that uses the result may end before the loop delivers this end.
+
+        Args:
+            value: Result of the function.
+            failure: Failure of the function; None: it has returned.
         """
         if self.locked:
             self.unlock_arguments(value)
         self.function, self.args, self.awaited = None, (), []
-        context = self.context
-        if self.state >= DONE or failure is not None or self.span is None:
-            if self.span is not None:
-                context.record(self.span)
-            if self.state < DONE:
-                now_ns = context.now_ns()
-                context.flight.ended(self.record, now_ns if failure is None else -now_ns)
+        context, span = self.context, self.span
+        if span is not None and self.state < DONE and failure is None:
+            context.flight.carried(self.record, span[3], span[4], span)  # items 3 and 4 are start and end
         else:
-            context.flight.carried(self.record, self.span[3], self.span[4], self.span)
+            if span is not None:
+                context.record(span)
+            if self.state < DONE:  # a compute that the world has abandoned stays unfinished in the flight record
+                now_ns = context.now_ns()
+                context.flight.ended(self.record, now_ns if failure is None else -now_ns)  # negative: it has failed
         settle(self, value, failure)
 
     def cancel(self) -> bool:
-        """Withdraw the function, unless it has been called; see `Future.cancel`."""
+        """Withdraw the function, unless it has been called (see `Future.cancel`)."""
         failure = Failure(FutureCancelledError(f"{self.label} ({self.call_site}) was cancelled"), seen=True)
         if not settle(self, None, failure, before=RUNNING):
             return self.cancelled()
@@ -190,9 +205,13 @@ class ComputeFuture(OwnCode[T_co]):
         return True
 
     def failure_of(self, error: BaseException) -> Failure:
-        """Return the failure for an error of this future's function; the error gets an explanation."""
+        """Return the failure for an error that the function has raised.
+
+        An error of a write into a locked array gets a note that explains it. If `prompt`, and no peer has caused the
+        error, the failure ends the rank at once unless it is awaited.
+        """
         explain(error, list(self.context.outstanding.operations))
-        return Failure(error, prompt=self.prompt and arose_here(error))
+        return Failure(error, prompt=self.prompt and is_own_error(error))
 
     @property
     def inputs(self) -> Iterable[Future[object]]:
@@ -200,29 +219,32 @@ class ComputeFuture(OwnCode[T_co]):
         return map(source_of, self.awaited)
 
     def abandon(self, error: BaseException) -> None:
-        """Fail because the world has ended; the loop's thread only. In the flight record it stays unfinished."""
-        if self.state <= QUEUED or self.cost is not None:  # else a thread runs it, and unlocks them
+        """Fail because the world has ended, and stay unfinished in the flight record.
+
+        Only the loop's thread may call this.
+        """
+        if self.state <= QUEUED or self.cost is not None:  # else a thread runs the function, and unlocks the arrays
             self.unlock_arguments()
         settle(self, None, Failure(error, seen=True))
         deliver(self)
 
 
 class ComputeStream(ABC):
-    """FIFO queue of functions of one rank.
+    """Runs functions of one rank one after the other, in the order of issue.
 
     Attributes:
-        lane: Its name, also in the timeline.
-        current: The function that a thread runs now.
-        busy_ns: Time of all functions that have ended.
-        priced: Whether functions have a price, which is modelled, not measured.
+        context: Context of the rank.
+        lane: Name of the stream, also in the timeline.
+        current: The compute whose function runs in a thread now; None: none runs.
+        busy_ns: Time that all functions took that have ended.
+        priced: Whether the time of functions is modelled (see `price`), not measured.
     """
 
-    context: RankContext
-    lane: str
     priced: bool = False
 
     def __init__(self, context: RankContext, lane: str = DEFAULT_LANE) -> None:
-        self.context, self.lane = context, lane
+        self.context = context
+        self.lane = lane
         self.current: ComputeFuture[object] | None = None
         self.busy_ns: int = 0
 
@@ -234,7 +256,16 @@ class ComputeStream(ABC):
     def price(
         self, name: str, *, seconds: float | None, flops: float | None, bytes_moved: float | None
     ) -> tuple[int, str] | None:
-        """Return the cost of a function in nanoseconds and its limit; None if it is measured, not modelled."""
+        """Return the modelled time of a function in nanoseconds, and the resource that limits it, such as "memory".
+
+        Streams that measure the time of functions, as by default, return None.
+
+        Args:
+            name: Name of the function, for errors.
+            seconds: Time of the function in seconds, or None.
+            flops: Number of its floating-point operations, or None.
+            bytes_moved: Its memory traffic in bytes, or None.
+        """
         return None
 
     @abstractmethod
@@ -243,22 +274,21 @@ class ComputeStream(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Let the running function finish, and start no other; any thread."""
+        """Let the running function finish, and start no other. Any thread may call this."""
 
     @abstractmethod
-    async def ended(self) -> None:
-        """Wait until no function runs any more; `stop` first."""
+    async def wait_ended(self) -> None:
+        """Wait until no function runs any more, after a call of `stop`."""
 
 
 class ThreadedCompute(ComputeStream):
-    """Compute stream in real time: one thread runs the functions, after `prepare`; it starts with the first of them.
+    """Compute stream in real time: one thread runs the functions; it starts when the first of them is submitted.
 
     Args:
         context: What all operations of the rank share.
+        prepare: Called once, just before the thread starts.
         lane: Name of the stream in timelines.
     """
-
-    busy_ns: int
 
     def __init__(self, context: RankContext, prepare: Callable[[], None], lane: str = DEFAULT_LANE) -> None:
         super().__init__(context, lane)
@@ -267,8 +297,8 @@ class ThreadedCompute(ComputeStream):
         self._thread: threading.Thread | None = None
         self._exited = trio.Event()
         self._stopped = False
-        self._idle_ns = 0  # of functions, in which the thread had no processor
-        self._queued_ns = 0  # in which it could have run then, and at other times
+        self._idle_ns = 0  # time inside functions in which the thread used no processor: it waited, or found none free
+        self._queued_ns = 0  # for a thread that has ended, the time in which it found no processor free, by the kernel
 
     def submit(self, operation: ComputeFuture[object]) -> None:
         """Append a function; it runs when all before it have run and the futures among its arguments are settled."""
@@ -283,17 +313,17 @@ class ThreadedCompute(ComputeStream):
     @property
     def starved_ns(self) -> int:
         """Time in which functions could run and had no processor, as far as the kernel counts it."""
-        thread = self._thread
+        thread = self._thread  # the kernel counts for a living thread; `_work` keeps the count of an ended one
         waited_ns = queued_ns(thread.native_id or 0) if thread is not None and thread.is_alive() else self._queued_ns
         return max(min(self._idle_ns, waited_ns), 0)
 
     def stop(self) -> None:
-        """Let the running function finish, and start no other; any thread."""
+        """Let the running function finish, and start no other. Any thread may call this."""
         self._stopped = True
         self._queue.put(None)
 
-    async def ended(self) -> None:
-        """Wait until the thread has ended; `stop` first."""
+    async def wait_ended(self) -> None:
+        """Wait until the thread has ended, after a call of `stop`."""
         if self._thread is not None:
             await self._exited.wait()
             self._thread.join()
@@ -309,7 +339,7 @@ class ThreadedCompute(ComputeStream):
             self.context.handover.post_if_open(self._exited.set)
 
     def _run(self, operation: ComputeFuture[object]) -> None:
-        """Run one operation, and deliver its end to the event loop."""
+        """Run the function of one compute, settle the compute, and post its delivery to the event loop."""
         self.current = operation
         value, failure = None, None
         try:
@@ -317,15 +347,25 @@ class ThreadedCompute(ComputeStream):
         except BaseException as error:
             failure = operation.failure_of(error)
         if self.context.ending.forked:
-            leave(failure.error if failure is not None else None)
+            exit_process(failure.error if failure is not None else None)
         self.current = None
         operation.settle(value, failure)
-        self.context.handover.post(operation._deliver)
-        del operation, value, failure  # the traceback of an error holds this frame, a reference cycle
+        self.context.handover.post_if_open(operation._deliver)
+        # the traceback of an error holds this frame: without these names they form no reference cycle with it
+        del operation, value, failure
 
     def _call(self, operation: ComputeFuture[object]) -> tuple[object, Failure | None]:
-        """Wait for the arguments of an operation, call its function, and record the time."""
+        """Wait for the arguments of a compute, call its function, and record the time.
+
+        Returns:
+            (result, None); (None, failure) if an argument has failed; (None, None) if the compute was cancelled or
+            abandoned before the call.
+
+        Raises:
+            BaseException: Whatever the function raises.
+        """
         for future in operation.awaited:
+            # `advance` returns False if the operation was cancelled or has ended: then it waits for nothing more
             if not future.done and advance(operation, BLOCKED):
                 wait_in_thread(future, unless=operation)
             del future
@@ -333,24 +373,27 @@ class ThreadedCompute(ComputeStream):
             return None, None
         args, failure = operation.resolve_arguments() if operation.awaited else (operation.args, None)
         function = operation.function
-        if failure is not None or self._stopped or function is None or not advance(operation, RUNNING):
+        # an argument has failed, or the operation was cancelled or abandoned just now
+        if failure is not None or function is None or not advance(operation, RUNNING):
             return None, failure
-        ran_ns = thread_time_ns()
+        started_cpu_ns = thread_time_ns()
         started_ns = operation.started_ns = perf_counter_ns()
         self.context.flight.started(operation.record, started_ns)
         try:
             return function(*args), None
         finally:
             end_ns = perf_counter_ns()
-            self.busy_ns += end_ns - started_ns
-            self._idle_ns += end_ns - started_ns - (thread_time_ns() - ran_ns)
+            wall_ns, cpu_ns = end_ns - started_ns, thread_time_ns() - started_cpu_ns
+            self.busy_ns += wall_ns
+            self._idle_ns += wall_ns - cpu_ns
             info = (*operation.place, operation.issued_ns, operation.step)
             operation.span = "compute", self.lane, operation.name, started_ns, end_ns, info
-            del operation, function, args  # as in `_run`
+            # the traceback of an error holds this frame: without these names they form no reference cycle with it
+            del operation, function, args
 
 
 class ComputeStreams:
-    """Compute streams of one rank, made by `make(lane)` on first use."""
+    """Compute streams of one rank, by name. `make(name)` makes a stream at its first use."""
 
     def __init__(self, make: Callable[[str], ComputeStream]) -> None:
         self._make = make
@@ -359,17 +402,17 @@ class ComputeStreams:
 
     @property
     def current(self) -> ComputeFuture[object] | None:
-        """Function that a thread runs now."""
+        """Function that a thread of the rank runs now; None: none runs."""
         return next((stream.current for stream in self._streams.values() if stream.current is not None), None)
 
     @property
     def starved_share(self) -> float:
-        """Part of the time of functions in which they could run and had no processor."""
+        """Share of the functions' time, from 0 to 1, in which they could run and had no processor."""
         streams = self._streams.values()
         return sum(stream.starved_ns for stream in streams) / (sum(stream.busy_ns for stream in streams) or 1)
 
     def find(self, name: str) -> ComputeStream:
-        """Return the stream of a name, made at the first call; the loop's thread only."""
+        """Return the stream with this name; make it at the first call. Only the loop's thread may call this."""
         stream = self._streams.get(name)
         if stream is None:
             stream = self._streams[name] = self._make(name)
@@ -380,17 +423,7 @@ class ComputeStreams:
         for stream in self._streams.values():
             stream.stop()
 
-    async def ended(self) -> None:
-        """Wait until no function runs any more; `stop` first."""
+    async def wait_ended(self) -> None:
+        """Wait until no function runs any more, after a call of `stop`."""
         for stream in self._streams.values():
-            await stream.ended()
-
-
-def check_stream(name: str) -> None:
-    """Check the name of a compute stream.
-
-    Raises:
-        UsageError: If it is no text, or an empty one.
-    """
-    if not isinstance(name, str) or not name:
-        raise UsageError(f"stream: expected the name of a compute stream, got {shown(name)}")
+            await stream.wait_ended()

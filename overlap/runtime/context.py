@@ -1,4 +1,4 @@
-"""Context of a rank: the view of operations, streams and engines on the rank and its world."""
+"""Context of a rank: what its operations, streams and engines need to know of the rank and its world."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from threading import get_ident
 from typing import Any, Protocol
 
 import numpy as np
+import outcome
 import trio
 from trio.lowlevel import checkpoint
 
@@ -28,10 +29,11 @@ from .outstanding import Deadlines, IssuedFuture, Outstanding
 from .state import TransitionError
 
 STEP_OF_TASK: ContextVar[tuple[RankContext | None, int | None]] = ContextVar("STEP_OF_TASK", default=(None, None))
-"""Rank and step in which a task was spawned, whatever step its program is in by now: the step of its operations.
+"""Rank and step in which a task was spawned. The operations of the task belong to this step, even if the program is in
+a later one by now.
 
-With the rank, because a world within a compute, and the next one of a thread, inherit it too. Computes belong to the
-step of their program: a step begins and ends with them.
+The rank is there because another world that starts in the task's context, such as one within a compute, inherits the
+value: it ignores the step of a rank that is not its own. Computes belong to the present step of the program instead.
 """
 
 
@@ -49,11 +51,11 @@ class Arrays(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RankContext:
-    """View of operations, streams and the engine on one rank."""
+    """Facts and objects of one rank that its operations, its streams and the engine share."""
 
     rank: int  # World rank
-    now_ns: Callable[[], int]  # Returns the present time
-    # Calls back at once, or after the callback that is running: chains of operations must not recurse.
+    now_ns: Callable[[], int]  # Returns the present instant of the world's clock
+    # Calls a function at once, or, within another such call, after it: chains of operations must not recurse.
     soon: Callable[[Callable[[], None]], None]
     record: Callable[[RawSpan], None]  # Takes a span of this rank's timeline
     arrays: Arrays  # Factory of results
@@ -64,66 +66,87 @@ class RankContext:
     thread: int  # Ident of the event loop's thread
     flight: RankFlight  # Writes the flight record, and with it the timeline of collectives
     nursery: trio.Nursery | None = None  # For tasks of this rank; open as long as it lives
-    step: int | None = None  # Index of its present step, if any
-    open_steps: list[tuple[int, int]] = field(default_factory=list)  # Its open steps with their start times
-    kept_step: int | None = None  # Step of the newest state or checkpoint of all ranks on the disk, if there is one
-    program: trio.CancelScope | None = None  # Scope of its program, while it runs
-    failure: Failure | None = None  # Error that ends it: of its program, or of its own code that nobody awaits
-    closed: bool = False  # Whether it has ended: nothing may be issued any more
+    step: int | None = None  # Index of the program's present step; None: outside of a step
+    open_steps: list[tuple[int, int]] = field(default_factory=list)  # Open steps, as (index, start in ns)
+    saved_step: int | None = None  # Step of the newest saved state of all ranks on the disk; None: none is saved
+    program: trio.CancelScope | None = None  # Cancel scope of the rank's program, while the program runs
+    failure: Failure | None = None  # Error that ends the rank: of the program, or of its own code that nobody awaits
+    closed: bool = False  # Whether the rank has ended: nothing may be issued any more
     deadlines: Deadlines = field(default_factory=Deadlines)  # Deadlines of its operations
-    # Returns the checkpoint of a task that awaits an ended operation.
+    # Makes the checkpoint that a task passes when it awaits an operation that has ended.
     pause: Callable[[], Coroutine[object, object, None]] = checkpoint
-    # Returns "file:line" of its program, if it runs in another thread than the event loop.
-    elsewhere: Callable[[], str] | None = None
+    # Returns "file:line" of the program, if it runs in another thread than the event loop's; None: it is a task there.
+    program_line: Callable[[], str] | None = None
 
     @property
     def prompt(self) -> bool:
-        """Whether unawaited errors of code from this thread end the rank at once.
+        """Whether an error of a task that this thread spawns ends the rank at once if nobody awaits it.
 
-        Threads, and programs that own their main thread, get errors as from `concurrent.futures`.
+        True if the program runs on the event loop, in this thread. In other threads errors are raised where the future
+        is used, as in `concurrent.futures`.
         """
-        return self.elsewhere is None and get_ident() == self.thread
+        return self.program_line is None and get_ident() == self.thread
 
-    def end_program(self, operation: IssuedFuture[Any], failure: Failure) -> None:
-        """Cancel the rank's program because of an unawaited error of its own code; the loop's thread only.
+    def fail_unawaited(self, operation: IssuedFuture[Any], failure: Failure) -> None:
+        """Cancel the rank's program because of an error of its own code that nobody awaits.
 
-        A program that has returned gets the error at the end of the rank.
+        If the program has returned, nothing happens: the rank raises the error at its end. Only the loop's thread may
+        call this.
+
+        Args:
+            operation: The compute or task that has raised the error.
+            failure: Failure of that operation, which is among the unseen ones of the rank.
         """
         if self.program is None:
-            return
+            return  # the rank waits in `Outstanding.drain`, which raises unseen errors
         raised = f"raised by {operation.label} ({operation.call_site}) while nobody awaited it"
         if self.failure is None:
             failure.error.add_note(f'{raised}; with errors="await", it waits until the future is awaited')
-        self.end_because(failure, raised)
+        self.fail_rank(failure, raised)
 
-    def end_because(self, failure: Failure, raised: str = "") -> None:
-        """Cancel the rank's program, and let the rank fail with an error; the loop's thread only."""
+    def fail_rank(self, failure: Failure, raised: str = "") -> None:
+        """Cancel the rank's program, and let the rank fail with an error. Only the loop's thread may call this.
+
+        If the rank has failed already, the error becomes a note of the first one.
+
+        Args:
+            failure: The error, which counts as seen from now on.
+            raised: Where it was raised, such as "raised by compute 'f' (train.py:8)".
+        """
         failure.mark_seen()
         if self.failure is not None:
             self.failure.error.add_note(f"then {in_one_line(failure.error)}, {raised}")
         elif self.program is not None:
             self.failure = failure
             self.program.cancel(reason=raised)
-        else:  # its program has returned
+        else:  # its program has returned: the wait for its operations raises the error
             self.outstanding.fail(failure)
 
     def interrupt(self, error: BaseException) -> None:
-        """End the rank because a callback has raised KeyboardInterrupt or SystemExit; the loop's thread only."""
-        self.end_because(Failure(error), "raised by a callback of a future")
+        """End the rank because a callback, on the loop's thread, has raised KeyboardInterrupt or SystemExit."""
+        self.fail_rank(Failure(error), "raised by a callback of a future")
 
-    def ended(self) -> PeerFailedError:
-        """Return the error of calls and operations of this rank once it is closed: its own failure, or the world's."""
+    def end_error(self) -> PeerFailedError:
+        """Return the error that calls and operations of this rank raise once it is closed.
+
+        The cause is the rank's own failure; if the world has failed, it is that of the world.
+        """
         if self.failure is None or self.ending.failure is not None:
-            return self.ending.peer_failed()
+            return self.ending.peer_error()
         error = self.failure.error
         return PeerFailedError.caused_by(error, f"rank {self.rank} failed: {in_one_line(error)}", culprit=self.rank)
 
     def report_bug(self, error: TransitionError) -> None:
-        """End the rank with an error of this library, soon; any thread."""
-        self.handover.post_if_open(partial(self.end_because, Failure(error)))
+        """Let the rank fail soon with an error in this library itself. Any thread may call this."""
+        self.handover.post_if_open(partial(self.fail_rank, Failure(error)))
 
     def end_step(self, step: int, since_ns: int) -> None:
-        """Record a step in the timeline, unless it has ended before."""
+        """End an open step, and record its span in the timeline; nothing happens if the step has ended before.
+
+        Args:
+            step: Index of the step.
+            since_ns: Instant at which the step began.
+        """
         if (step, since_ns) in self.open_steps:
             self.open_steps.remove((step, since_ns))
             self.record(("step", "step", f"step {step}", since_ns, self.now_ns(), step))
@@ -133,49 +156,47 @@ class RankContext:
         for step, since_ns in reversed(self.open_steps.copy()):
             self.end_step(step, since_ns)
 
-    def keep_step(self, step: int) -> None:
-        """Note that the state of all ranks after this step is on the disk."""
-        self.kept_step = step
-        self.flight.kept(step)
+    def record_saved_step(self, step: int) -> None:
+        """Record that the state of all ranks after `step` is on the disk."""
+        self.saved_step = step
+        self.flight.record_saved_step(step)
 
     def from_thread(self, function: Callable[..., object], *args: object) -> None:
-        """Let the event loop call a function soon, in the order of the threads' calls.
+        """Let the event loop call a function soon. Calls of all threads are carried out in their order.
 
         Raises:
-            PeerFailedError: If the loop has ended, or in a fork.
+            PeerFailedError: If the loop has ended, or this process is a fork of the world's process.
         """
         if self.ending.forked:
-            raise self.ending.peer_failed()
+            raise self.ending.peer_error()
         try:
             self.handover.post(function, *args)
         except trio.RunFinishedError:
-            raise self.ending.peer_failed() from None
+            raise self.ending.peer_error() from None
 
     @interruptible
     def on_loop(self, function: Callable[[], bool]) -> bool:
-        """Call a function on the event loop's thread and return its result; False without a loop, as in a fork.
+        """Call a function on the event loop's thread, and return its result; another thread waits for it.
 
-        Another thread waits until the loop has called it.
+        Return False if the loop has ended, or in a fork.
+
+        Raises:
+            Exception: The error of the function, in the calling thread.
         """
         if get_ident() == self.thread:
             return function()
-        answer: SimpleQueue[bool] = SimpleQueue()
-
-        def call() -> None:
-            result = False
-            try:
-                result = function()
-            finally:
-                answer.put(result)
-
+        answer: SimpleQueue[outcome.Outcome[bool]] = SimpleQueue()
         try:
-            self.from_thread(call)
+            self.from_thread(lambda: answer.put(outcome.capture(function)))
         except PeerFailedError:
             return False
-        return answer.get()
+        return answer.get().unwrap()
 
     def spawn(self, function: Callable[..., object], *args: object) -> None:
-        """Start a task of this rank; soon, if the caller is a thread in the event loop's place."""
+        """Start `function(*args)` as a task of this rank. Any thread may call this.
+
+        From another thread than the event loop's, the task starts a bit later.
+        """
         if get_ident() != self.thread:
             self.from_thread(self.spawn, function, *args)
             return

@@ -1,8 +1,8 @@
-"""Ends of daemons: they are cancelled with the program of their rank, and waited for, as Trio waits for any task.
+"""End of daemons: when the program of their rank ends, they are cancelled, and the rank waits for their end.
 
-A daemon that shields itself from its cancellation, or catches it and goes on, keeps its rank from ending. It is named
-again and again, by a thread: virtual time stands still while a task catches its cancellation in a loop. Nobody may
-watch a process of `overlap run`, which ends after a limit.
+A daemon that shields itself from its cancellation, or catches it and goes on, keeps its rank from ending. A thread
+prints notices that name the daemon; a task could not do that in virtual time, which stands still while another task
+catches its cancellation in a loop. A process of `overlap run`, which nobody may watch, ends after a time limit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import trio
 
 from ..errors import OverlapError
 from ..notice import notify
-from .ending import leave
+from .forks import exit_process
 from .interrupts import ending_at_second_interrupt
 from .outstanding import Outstanding
 from .state import DONE
@@ -34,7 +34,7 @@ _LOOK_S = 0.05
 
 
 class DaemonWatch:
-    """Names the daemons of a world that go on after their cancellation; its thread lives as long as a rank waits.
+    """Prints notices on daemons of a world that run on after their cancellation. Its thread runs while a rank waits.
 
     Args:
         failure: Returns the error of the world; None if no rank has failed.
@@ -43,17 +43,14 @@ class DaemonWatch:
     def __init__(self, failure: Callable[[], BaseException | None]) -> None:
         self._failure = failure
         self._cancelled_s: dict[TaskFuture[Any], float] = {}
-        self._due_s: dict[TaskFuture[Any], float] = {}  # time of the next notice
-        self._waits = 0
+        self._due_s: dict[TaskFuture[Any], float] = {}  # time of the next notice on each daemon
+        self._waits = 0  # number of ranks that wait for daemons
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._limited = "OVERLAP_STATUS_FD" in os.environ
 
     async def end_daemons(self, outstanding: Outstanding, *, on_late: Callable[[], None] = lambda: None) -> None:
-        """Cancel the daemons of a rank, and wait for them.
-
-        Daemons last as long as tasks and no longer: a daemon that receives for ever would keep the rank waiting for its
-        message.
+        """Cancel the daemons of a rank, and wait until they have ended.
 
         Args:
             outstanding: The operations and daemons of the rank.
@@ -66,14 +63,14 @@ class DaemonWatch:
             daemon.cancel()
         with self._watching(daemons):
             with trio.move_on_after(GRACE_S):
-                await outstanding.daemons_ended()
+                await outstanding.wait_for_daemons()
             if outstanding.daemons:
                 on_late()
-            await outstanding.daemons_ended()
+            await outstanding.wait_for_daemons()
 
     @contextmanager
     def _watching(self, daemons: Collection[TaskFuture[Any]]) -> Iterator[None]:
-        """Name cancelled daemons while the block waits for them; a second Ctrl-C ends the process then."""
+        """Print notices on cancelled daemons while the block waits for them. In it a second Ctrl-C ends the process."""
         self._cancelled_s.update(dict.fromkeys(daemons, monotonic()))
         self._due_s.update(dict.fromkeys(daemons, monotonic() + GRACE_S))
         if self._thread is None:
@@ -92,22 +89,30 @@ class DaemonWatch:
                 self._thread = None
 
     def _name_daemons(self) -> None:
-        """Name each daemon that still runs, as long as a rank waits for one; end a launched process after `LIMIT_S`."""
-        after = f"its process ends after {LIMIT_S:g} s" if self._limited else "Ctrl-C twice ends the process"
+        """Print the notices that are due, until no rank waits any more. The thread of the watch runs this."""
         while not self._ended.wait(min(_LOOK_S, GRACE_S)):
-            now_s = monotonic()
-            for daemon, due_s in list(self._due_s.items()):
-                name = f"{daemon.label} ({daemon.call_site}) of rank {daemon.context.rank}"
+            for daemon in list(self._due_s):
                 if daemon.state >= DONE:
                     del self._due_s[daemon]
-                elif self._limited and now_s >= self._cancelled_s[daemon] + LIMIT_S:
-                    line = f"{name} did not end within {LIMIT_S:g} s of its cancellation, and its process ends"
-                    if (failure := self._failure()) is not None:
-                        notify(line)
-                    leave(failure or OverlapError(line))
-                elif now_s >= due_s:
-                    self._due_s[daemon] = now_s + REPEAT_S
-                    notify(
-                        f"{name} goes on although it was cancelled, and its rank waits for it: let it end on "
-                        f"trio.Cancelled, and shield for bounded clean-up only; {after}"
-                    )
+                else:
+                    self._handle_late_daemon(daemon, monotonic())
+
+    def _handle_late_daemon(self, daemon: TaskFuture[Any], now_s: float) -> None:
+        """Print a notice on a daemon that still runs, if one is due.
+
+        If `overlap run` has started this process (`_limited`), and the daemon was cancelled `LIMIT_S` ago, the process
+        ends here.
+        """
+        name = f"{daemon.label} ({daemon.call_site}) of rank {daemon.context.rank}"
+        if self._limited and now_s >= self._cancelled_s[daemon] + LIMIT_S:
+            line = f"{name} did not end within {LIMIT_S:g} s of its cancellation, and its process ends"
+            if (failure := self._failure()) is not None:
+                notify(line)
+            exit_process(failure or OverlapError(line))
+        if now_s >= self._due_s[daemon]:
+            self._due_s[daemon] = now_s + REPEAT_S
+            after = f"its process ends after {LIMIT_S:g} s" if self._limited else "Ctrl-C twice ends the process"
+            notify(
+                f"{name} goes on although it was cancelled, and its rank waits for it: let it end on trio.Cancelled, "
+                f"and shield for bounded clean-up only; {after}"
+            )

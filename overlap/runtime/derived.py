@@ -1,4 +1,4 @@
-"""Futures derived from the results of other futures, and values that hold futures."""
+"""Futures whose results are made from those of other futures, and values with futures inside."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Derived(Future[T_co]):
-    """The future of `make(results)` of other futures. It fails as soon as one of them does.
+    """Future of `make(results)`, with the results of other futures. It fails as soon as one of them does.
 
     Args:
-        parts: The other futures, such as operations that have not been issued yet.
-        make: Makes the result from the parts' results; called once, on the event loop's thread.
+        parts: The other futures.
+        make: Called once with the list of the parts' results, on the event loop's thread; an error becomes the failure.
         label: Name in messages; by default the name of the first part.
-        context: What all operations of its rank share.
+        context: Context of the rank.
     """
 
     context: RankContext
@@ -43,7 +43,10 @@ class Derived(Future[T_co]):
         self._remaining = len(parts)
 
     def begin(self) -> Derived[T_co]:
-        """Register a callback on each part, and return this future; issued parts need the event loop's thread."""
+        """Register a callback on each part, and return this future, which nothing else may know yet.
+
+        If several parts have been issued already, only the loop's thread may call this.
+        """
         for part in self._parts:
             call_when_done(part, partial(self._part_done, part))
         return self
@@ -54,7 +57,7 @@ class Derived(Future[T_co]):
         return self._label or self._parts[0].label
 
     def _part_done(self, part: Future[Any]) -> None:
-        """Note the end of a part: a failure ends this future, the last value makes its result."""
+        """Handle the end of a part: a failure ends this future at once; after the last part its result is made."""
         self._remaining -= 1
         value, failure = None, outcome(part)[1]
         if failure is None:
@@ -70,7 +73,12 @@ class Derived(Future[T_co]):
 
 
 class Checked(Item):
-    """Future of another future's result, which fails if `check(result)` raises; any thread may call it, repeatedly."""
+    """Future of another future's result, which fails if `check(result)` raises.
+
+    Args:
+        whole: The other future.
+        check: Called at each look at the outcome, in any thread, with the result; what it returns does not matter.
+    """
 
     __slots__ = ("_check",)
 
@@ -84,7 +92,7 @@ class Checked(Item):
         return self._whole.label
 
     def _outcome(self) -> tuple[object, Failure | None]:
-        """Return the outcome of the other future, or the failure of its check."""
+        """Return the value and failure of the other future, or None and the failure of the check."""
         value, failure = self._whole._outcome()
         if failure is None:
             try:
@@ -94,17 +102,24 @@ class Checked(Item):
         return value, failure
 
 
-def check_here(x: Future[Any], thread: int) -> None:
+def check_same_world(x: Future[Any], thread: int) -> None:
     """Raise `UsageError` if a future belongs to a world on another thread's event loop."""
     if is_elsewhere(x, thread):
-        raise UsageError(f"x: {x.label} belongs to another world; pass its result")
+        advice = "call `await trio.to_thread.run_sync(future.result)`, and pass the value"
+        raise UsageError(f"x: {x.label} belongs to another world; {advice}")
 
 
 def resolve(value: object) -> tuple[object, Failure | None]:
-    """Return the outcome of `value`, with results in place of settled futures, also in tuples, lists and dicts."""
+    """Replace the futures in a value, at any depth of tuples, lists and dicts, by their results.
+
+    All futures must have ended. Their results count as used by the program from now on.
+
+    Returns:
+        The new value and None; if a future has failed, None and the first failure.
+    """
     if isinstance(value, Future):
         return outcome(value)
-    if not isinstance(value, (tuple, list, dict)) or not any(map(_holds_future, _items(value))):
+    if not isinstance(value, (tuple, list, dict)) or next(futures_in(value), None) is None:
         return value, None
     resolved = [resolve(item) for item in _items(value)]
     for _, failure in resolved:
@@ -118,7 +133,7 @@ def resolve(value: object) -> tuple[object, Failure | None]:
 
 
 def futures_in(value: object) -> Iterator[Future[Any]]:
-    """Yield the futures in `value`, as `resolve` finds them."""
+    """Yield the futures in a value, at any depth of tuples, lists and dicts."""
     if isinstance(value, Future):
         yield value
         return
@@ -127,11 +142,7 @@ def futures_in(value: object) -> Iterator[Future[Any]]:
 
 
 def _items(value: object) -> list[object]:
-    """Return the items of a dict, list or tuple; none of anything else."""
+    """Return the items of a list or tuple, or the values of a dict; [] for anything else."""
     if isinstance(value, dict):
         return list(value.values())
     return list(value) if isinstance(value, (tuple, list)) else []
-
-
-def _holds_future(value: object) -> bool:
-    return isinstance(value, Future) or any(map(_holds_future, _items(value)))

@@ -1,29 +1,15 @@
-"""Verdict on a world that ends: the first culprit, further failures, the errors of other ranks; and forks.
+"""End of a world as a state machine: the phases, the verdict, and the errors that follow from it.
 
-A fork shares every socket with its parent, also the one that wakes its event loop, and has none of its other threads.
-So a call on a rank raises in a fork, no event loop goes on there, and the fork ends when it leaves the program or the
-compute that has forked, without sending, writing or removing anything that belongs to the parent.
+It waits for nothing and reads no clock: `World` makes the transitions, and acts on them.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-import traceback
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
-from types import TracebackType
-from typing import NoReturn, Protocol
-from weakref import WeakSet
+from collections.abc import Collection, Sequence
+from enum import Enum
 
-import trio
-from trio.lowlevel import Task
-
-from ..diagnostics import is_ours, make_presentable, where
-from ..errors import PeerFailedError, RankFailedError, in_one_line
-from .trio_private import failed_task
+from ..diagnostics import unwrap_single_error, where
+from ..errors import PeerError, PeerFailedError, RankFailedError, RankLeftError, StallError, in_one_line
 
 _FORKED = (
     "this process is a fork of the one that has this rank, and is no rank itself: use none in it, or let it join a "
@@ -31,189 +17,195 @@ _FORKED = (
 )
 
 
+class WorldPhase(Enum):
+    """Phase of a world; the last one is the verdict."""
+
+    RUNS = "runs"
+    STOPPED = "stopped"  # for a reason that is no rank's error; programs may clean up
+    INTERRUPTED = "interrupted"  # by a Ctrl-C, or by the cancellation of the caller
+    FAILED = "failed"  # because of a culprit
+    OVER = "over"  # all ranks here have ended by themselves
+    FORKED = "forked"  # this process is a fork; the world goes on in its parent
+
+
+# The phase after each transition, by the phase before; without an entry, the transition does nothing.
+_NEXT = {
+    "stop": {WorldPhase.RUNS: WorldPhase.STOPPED, WorldPhase.INTERRUPTED: WorldPhase.STOPPED},
+    "withdraw_stop": {WorldPhase.STOPPED: WorldPhase.RUNS},
+    "interrupt": {WorldPhase.RUNS: WorldPhase.INTERRUPTED, WorldPhase.STOPPED: WorldPhase.STOPPED},
+    "fail": dict.fromkeys([WorldPhase.RUNS, WorldPhase.STOPPED, WorldPhase.INTERRUPTED], WorldPhase.FAILED),
+    "finish": {WorldPhase.RUNS: WorldPhase.OVER},
+    "fork": dict.fromkeys(WorldPhase, WorldPhase.FORKED),
+}
+
+
 class WorldEnding:
-    """The verdict on a world.
+    """End of a world: its phase, and the facts of its stop, its interrupt or its failure.
 
     Attributes:
-        failure: Rank that ended the world and its error; None before.
-        doing: The unfinished operations of that rank, as text.
-        others: Errors of further ranks that were no consequences, by rank.
-        forked: Whether this process is a fork; the world goes on in its parent.
+        phase: The present phase.
+        forked: Whether the phase is FORKED; an attribute, because each compute reads it.
+        failure: Culprit that ended the world, and its error; in a fork, a rank and why it cannot work; None before.
+        raised_after_stop: First error that a program has raised because of a stop; None if none has.
     """
 
     def __init__(self) -> None:
-        self.failure: tuple[int, BaseException] | None = None
-        self.doing: list[str] = []
-        self.others: dict[int, BaseException] = {}
+        self.phase: WorldPhase = WorldPhase.RUNS
         self.forked: bool = False
-        self._since_ns = -1
+        self.failure: tuple[int, BaseException] | None = None
+        self.raised_after_stop: BaseException | None = None
+        self._reason = ""  # of the stop
+        self._timeout_s: float | None = None  # the time limit, if it was the reason
+        self._interrupted = -1  # rank that a Ctrl-C has ended; -1: none
+        self._failed_ns = -1  # instant of the failure
+        self._doing: list[str] = []  # unfinished operations of the culprit, as text
+        self._others: dict[int, BaseException] = {}  # errors of further ranks that were no consequences, by rank
 
-    def begin(self, culprit: int, cause: BaseException, doing: list[str], now_ns: int) -> None:
-        """Record the first culprit."""
-        self.failure, self.doing, self._since_ns = (culprit, cause), doing, now_ns
+    # -- transitions -------------------------------------------------------------------------------------------------
 
-    def fork(self, rank: int) -> None:
-        """Note that this process is a fork, in which the rank cannot work."""
-        self.forked = True
-        self.begin(rank, PeerFailedError(_FORKED, culprit=rank), [], 0)
+    def _go(self, transition: str) -> bool:
+        """Go to the phase after a transition. Return False if this phase has none, and the transition no effect."""
+        after = _NEXT[transition].get(self.phase)
+        if after is not None:
+            self.phase = after
+        return after is not None
 
-    def add(self, culprit: int, cause: BaseException, doing: list[str], now_ns: int | None) -> None:
-        """Record a failure after the first that is no consequence of it.
+    @property
+    def can_stop(self) -> bool:
+        """Whether `stop` has an effect in this phase."""
+        return self.phase in _NEXT["stop"]
 
-        Of ranks that fail in one instant of virtual time, the lowest becomes the first culprit.
+    def stop(self, reason: str, timeout_s: float | None = None) -> None:
+        """Stop the world for a reason that is no rank's error. A world that ends already is not stopped.
+
+        Args:
+            reason: The reason, after the words "the world".
+            timeout_s: The time limit in seconds if it is the reason.
+        """
+        if self._go("stop"):
+            self._reason, self._timeout_s = reason, timeout_s
+
+    def withdraw_stop(self) -> None:
+        """Take back a stop that has ended no program."""
+        self._go("withdraw_stop")
+
+    def interrupt(self, rank: int) -> None:
+        """Record that a Ctrl-C or the caller has ended the world. What comes first counts.
+
+        Args:
+            rank: Rank whose program the Ctrl-C has ended; -1: it was in none.
+        """
+        if self._interrupted < 0 and self._go("interrupt"):
+            self._interrupted = rank
+
+    def fail(self, culprit: int, cause: BaseException, doing: list[str], now_ns: int) -> bool:
+        """Record the first culprit. Return False if the world has one already, or is over.
 
         Args:
             culprit: Rank that failed.
             cause: Its error.
             doing: Unfinished operations of the rank, as text.
-            now_ns: Virtual time of the failure; None in real time.
+            now_ns: Instant of the failure.
         """
-        assert self.failure is not None
-        if now_ns == self._since_ns and culprit < self.failure[0]:
-            first, self.failure, self.doing = self.failure, (culprit, cause), doing
-            culprit, cause = first
-        self.others[culprit] = cause
+        if not self._go("fail"):
+            return False
+        self.failure, self._doing, self._failed_ns = (culprit, cause), doing, now_ns
+        return True
 
-    def peer_failed(self) -> PeerFailedError:
-        """Return the error of operations that the end of the world cuts short."""
+    def add_failure(self, culprit: int, cause: BaseException, doing: list[str], now_ns: int) -> None:
+        """Record a further failure, which the first one has not caused; a further error of the culprit is none.
+
+        Of ranks that fail in one instant, the lowest becomes the first culprit: that happens in virtual time.
+        Arguments: see `fail`.
+        """
+        assert self.phase is WorldPhase.FAILED, "this is a bug in overlap: a further failure without a first one"
+        assert self.failure is not None
+        if culprit == self.failure[0]:
+            return
+        if now_ns == self._failed_ns and culprit < self.failure[0]:
+            first, self.failure, self._doing = self.failure, (culprit, cause), doing
+            culprit, cause = first
+        self._others[culprit] = cause
+
+    def finish(self) -> None:
+        """Record that all ranks here have ended. A verdict stays."""
+        self._go("finish")
+
+    def fork(self, rank: int) -> None:
+        """Record that this process is a fork, in which `rank` cannot work; whatever the phase was."""
+        self._go("fork")
+        self.forked = True
+        self.failure = rank, PeerFailedError(_FORKED, culprit=rank)
+
+    # -- errors ------------------------------------------------------------------------------------------------------
+
+    def absorbs(self, error: BaseException) -> bool:
+        """Whether an error of a rank is a consequence of a stop or of an interrupt, and so no failure.
+
+        The first one that is the program's own is kept: it is the cause of the `StallError`.
+        """
+        if self.phase not in (WorldPhase.STOPPED, WorldPhase.INTERRUPTED) or not self._follows_stop(error, frozenset()):
+            return False
+        if self.raised_after_stop is None and not isinstance(unwrap_single_error(error), PeerError):
+            self.raised_after_stop = error
+        return True
+
+    def _follows_stop(self, error: BaseException | None, visited: Collection[int]) -> bool:
+        """Whether an error is that of an operation that the stop has ended, or was raised because of such an error.
+
+        All errors of a group must be; else it has one of a program's own.
+
+        Args:
+            error: The error.
+            visited: Ids of errors that have led to it: a program may raise an error from itself.
+        """
+        culprits = {self._interrupted, -1 if self.phase is WorldPhase.STOPPED else self._interrupted}
+        path = set(visited)
+        while error is not None and id(error) not in path:
+            path.add(id(error))
+            if isinstance(error, BaseExceptionGroup):
+                if all(self._follows_stop(member, path) for member in error.exceptions):
+                    return True
+            # another rank may have ended before it because of the stop
+            elif isinstance(error, RankLeftError) or (isinstance(error, PeerFailedError) and error.culprit in culprits):
+                return True
+            error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        return False
+
+    def peer_error(self) -> PeerFailedError:
+        """Return the error of operations that the end of the world cuts short.
+
+        It names the culprit, or the rank that was interrupted. Otherwise it names rank -1: the world has ended without
+        a failure, or was stopped.
+        """
         if self.failure is None:
-            return PeerFailedError("the world has ended", culprit=-1)
+            rank = self._interrupted
+            text = "the world has ended" if rank < 0 else f"the world has ended: rank {rank} was interrupted"
+            return PeerFailedError(text, culprit=rank)
         culprit, cause = self.failure
         if self.forked:
             return PeerFailedError(_FORKED, culprit=culprit)
         return PeerFailedError.caused_by(cause, f"rank {culprit} failed: {in_one_line(cause)}", culprit=culprit)
 
-    def rank_failed(self, world_size: int, finished_ranks: Collection[int]) -> RankFailedError:
-        """Return the error of a failed world, given the ranks that had finished their programs."""
+    def rank_error(self, world_size: int, finished_ranks: Collection[int]) -> RankFailedError:
+        """Return the error of a failed world.
+
+        Args:
+            world_size: Number of its ranks.
+            finished_ranks: World ranks that had finished their programs, as far as that is known here.
+        """
         assert self.failure is not None
         culprit, cause = self.failure
         return RankFailedError(
             rank=culprit,
             cause=cause,
             where=where(cause),
-            doing=self.doing,
-            others=self.others,
+            doing=self._doing,
+            others=self._others,
             world_size=world_size,
-            finished=len({*finished_ranks} - {culprit, *self.others}),
+            finished=len({*finished_ranks} - {culprit, *self._others}),
         )
 
-
-RANK: ContextVar[tuple[int, int]] = ContextVar("rank")
-"""Rank of the program that a task belongs to, and the size of its world."""
-
-
-def ended_by_its_loop(internal: trio.TrioInternalError) -> RankFailedError | None:
-    """Return the error of a world with an event loop that died of an error without a `repr`; None for other reasons.
-
-    A nursery of the program formats the error of its task by `repr`, in the loop itself, before `make_presentable`.
-    """
-    task, error = failed_task(internal)
-    if task is None or error is None or RANK not in task.context:
-        return None
-    shown = make_presentable(error)
-    if shown is error:  # its `repr` works: another reason
-        return None
-    rank, world_size = task.context[RANK]
-    return RankFailedError(rank=rank, cause=shown, where=where(shown), doing=(), others={}, world_size=world_size)
-
-
-# A program that catches the error and waits again is ended after this number of waits.
-_CHANCES = 100
-
-
-class Forkable(Protocol):
-    """An object that does not survive in a fork."""
-
-    def forked(self) -> None:
-        """Note that this process is a fork: the worker threads are not here."""
-
-
-_forkables: WeakSet[Forkable] = WeakSet()
-
-
-def register_for_forks(forkable: Forkable) -> None:
-    """Call `forkable.forked` in any process that is forked from this one."""
-    _forkables.add(forkable)
-
-
-@contextmanager
-def registered_for_forks(forkable: Forkable) -> Iterator[None]:
-    """Call `forkable.forked` in any process that is forked from this one during the block."""
-    register_for_forks(forkable)
-    try:
-        yield
-    finally:
-        _forkables.discard(forkable)
-
-
-def _in_child() -> None:
-    """Detach all worlds of a process in its fork."""
-    for forkable in list(_forkables):
-        forkable.forked()
-    _forkables.clear()
-
-
-os.register_at_fork(after_in_child=_in_child)
-
-
-@contextmanager
-def ending_forks(ending: WorldEnding) -> Iterator[None]:
-    """End a fork of this process at the end of the block, as a program of its own would end."""
-    try:
-        yield
-    except BaseException as error:
-        if ending.forked:
-            leave(error)
-        raise
-    if ending.forked:
-        leave(None)
-
-
-def leave(error: BaseException | None) -> NoReturn:
-    """End this fork with the outcome of its program. Exit handlers are its parent's."""
-    code = 0 if error is None else 1
-    with suppress(OSError):  # the reader is closed
-        if isinstance(error, SystemExit):
-            code = error.code if isinstance(error.code, int) else int(error.code is not None)
-            if not isinstance(error.code, (int, type(None))):
-                print(error.code, file=sys.stderr)
-        elif isinstance(error, KeyboardInterrupt):
-            code = 128 + signal.SIGINT
-        elif error is not None:
-            traceback.print_exception(type(error), error, _program_frames(error.__traceback__))
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
-
-
-def _program_frames(frames: TracebackType | None) -> TracebackType | None:
-    """Return the frames from the start of the program on."""
-    while frames is not None and is_ours(frames.tb_frame.f_code):
-        frames = frames.tb_next
-    return frames
-
-
-def stop_loop(error: Callable[[], BaseException]) -> None:
-    """Stop the event loop of this thread in this fork: waiting tasks get an error."""
-    signal.set_wakeup_fd(-1)  # a wake-up would go to the parent
-    trio.lowlevel.add_instrument(_StoppedLoop(error))
-
-
-class _StoppedLoop(trio.abc.Instrument):
-    """Replaces the loop from the first wait of the task that has forked, until that task is over."""
-
-    def __init__(self, error: Callable[[], BaseException]) -> None:
-        self._error = error
-
-    def after_task_step(self, task: Task) -> None:
-        """Fail the operation that the task waits for."""
-        if task.coro.cr_frame is None:  # it has ended, and its waiters go on in the parent
-            leave(self._error())
-        try:
-            for _ in range(_CHANCES):
-                task.context.run(task.coro.throw, self._error())
-        except StopIteration:
-            pass
-        except BaseException as error:
-            leave(error)
-        leave(self._error())
+    def stall_error(self, report: Sequence[str], sentence: str) -> StallError:
+        """Return the error of a stopped world; see `StallError` for the report and the sentence."""
+        return StallError(self._timeout_s, report, reason=self._reason, sentence=sentence)

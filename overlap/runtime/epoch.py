@@ -1,25 +1,24 @@
-"""Epoch of a world that goes on after losses, as one rank has it, with the memory that outlives the epoch."""
+"""Epochs: with `--survive`, each world between two losses of processes; and memory of a rank that outlives them."""
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
 class Survivor(Protocol):
-    """State in memory that goes on after a loss, such as a model."""
+    """A model, or other state in memory, that goes on after the loss of a process."""
 
     def report(self) -> int:
-        """Return the greatest step that all ranks have prepared; nothing is applied after this call."""
+        """Return the last step that all ranks are known to have prepared; none is applied until `advance`."""
 
     def advance(self, step: int) -> None:
-        """Apply the prepared steps of this rank, up to a step that all ranks have prepared."""
+        """Apply the prepared steps of this rank up to `step`, which all ranks have prepared."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Epoch:
-    """Epoch of a world, and the memory of a rank: `rank.epoch`.
+    """The present epoch, and memory of this rank that outlives it: `rank.epoch`.
 
-    With `--survive` the processes that live meet again after a loss, and call `main` again, in a world of the next
-    epoch.
+    With `--survive`, after the loss of a process the others join in a new world, the next epoch, and call `main` again.
     """
 
     survives: bool = False  # Whether another epoch follows the loss of a process
@@ -29,5 +28,17 @@ class Epoch:
     members: tuple[int, ...] = ()
     # Values that outlive the epoch on this rank, by names of the program.
     memory: dict[str, Any] = field(default_factory=dict)
-    # The model whose steps the ranks agree on.
+    # The model; after a loss the ranks agree on the step from which it goes on.
     survivor: Survivor | None = None
+
+    def enter(self, number: int, step: int, members: tuple[int, ...]) -> None:
+        """Enter the next epoch, and let the model apply its steps up to the one from which all ranks go on.
+
+        Args:
+            number: Number of the epoch.
+            step: The last step that is applied on all ranks.
+            members: Processes of the epoch, by their numbers in the first one.
+        """
+        self.number, self.step, self.members = number, step, members
+        if self.survivor is not None:
+            self.survivor.advance(step)

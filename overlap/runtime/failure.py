@@ -1,10 +1,10 @@
-"""Failures of operations, and their causes, with a mark for causes that a program was given."""
+"""Failures of operations, and their causes. A cause is "seen" once a task or thread was given an error of it."""
 
 from __future__ import annotations
 
 
 class FailureCause:
-    """Cause of failed operations: one failed compute, or one loss that many operations met.
+    """Cause of one or many failed operations, such as a failed compute or a lost process.
 
     Attributes:
         seen: Whether any task or thread was given an error of this cause.
@@ -14,15 +14,16 @@ class FailureCause:
 
     def __init__(self, *, seen: bool = False) -> None:
         self.seen: bool = seen
+        # the rank's dict of unseen failures, if this cause is in it
         self._unseen: dict[FailureCause, Failure] | None = None
 
     def keep_in(self, unseen: dict[FailureCause, Failure], failure: Failure) -> None:
-        """Put a failure of this cause among a rank's unseen ones, until the cause is seen."""
+        """Put a failure of this cause into `unseen`, a rank's dict of unseen failures, until the cause is seen."""
         self._unseen = unseen
         unseen.setdefault(self, failure)
 
     def mark_seen(self) -> None:
-        """Note that a program was given an error of this cause, and remove it from the unseen ones."""
+        """Record that a task or thread was given an error of this cause, and remove it from the unseen failures."""
         self.seen = True
         unseen, self._unseen = self._unseen, None
         if unseen is not None:
@@ -30,16 +31,16 @@ class FailureCause:
 
 
 class Failure:
-    """One error, shared by the future of the operation that raised it and by futures that depended on it.
+    """An error of an operation. Operations that fail because it was their input share the object.
 
     Args:
-        seen: Whether somebody has got the error.
+        error: The exception as raised.
+        seen: Whether the failure counts as seen from the start; an unseen failure fails its rank at the end.
+        prompt: Whether it ends its rank at once if no task awaits it: for errors of the rank's own code.
 
     Attributes:
-        error: The exception as raised.
-        awaiters: Number of tasks that await it at a checkpoint.
+        awaiters: Number of tasks that are at the checkpoint of an await, after which they raise this error.
         cause: Cause of the failure, which other failures may share.
-        prompt: Whether it ends its rank at once if nobody awaits it: an error of the rank's own code.
     """
 
     __slots__ = ("awaiters", "cause", "error", "prompt")
@@ -56,5 +57,5 @@ class Failure:
         return self.cause.seen
 
     def mark_seen(self) -> None:
-        """Note that a task or thread was given the error; an unseen failure fails its rank at the end."""
+        """Record that a task or thread was given the error; an unseen failure fails its rank at the end."""
         self.cause.mark_seen()

@@ -1,7 +1,7 @@
-"""Forms of trees as text: the dicts, lists and tuples around the arrays of a message.
+"""Forms of trees: texts that describe the dicts, lists and tuples around the arrays of a message.
 
-Such a text is a Python literal, the tree itself with a text such as 'float32 (2, 3)' in place of each array. Classes do
-not travel: a named tuple is a tuple there.
+A form is a Python literal: the tree with a text in place of each array, such as "{'w': 'float32 (2, 3)'}". It contains
+no classes: a named tuple becomes a tuple.
 """
 
 from __future__ import annotations
@@ -18,58 +18,76 @@ from ..collectives.kinds import Shape
 from ..collectives.reduce import Array, check_dtype
 from ..errors import OverlapError, UsageError
 
-_LIMIT_BYTES = 32 * 1024  # of a packed form: half of a control message
-_LONGEST = 4 << 20  # characters of a form, about 100,000 arrays: a bound for forms that pack well
-_OUTLINE = 2_000  # characters of a form that ranks compare, and that messages show
+_LIMIT_BYTES = 32 * 1024  # most bytes of a compressed form: half of a control message
+_LONGEST = 4 << 20  # most characters of a form, about 100,000 arrays: a bound for forms that compress well
+_COMPARED = 2_000  # most characters of a form that ranks compare, and that errors show; a longer one is cut
+_CUT = re.compile(r" \.\.\. \d+ arrays, crc [0-9a-f]{8}$")  # end of a form that `comparable_form` has cut
 _LEAF = re.compile(r"(\w+) \(([\d, ]*)\)")
 _KEYS = (str, int, bool, bytes, type(None))
 
 
 def text_of(tree: object, leaves: Sequence[Array], argument: str = "x") -> str:
-    """Return the form of a tree that has `leaves` as arrays, in its order.
+    """Return the form of a tree, for a message.
+
+    Args:
+        tree: Dicts, lists and tuples. Its own leaves are not read.
+        leaves: An array for each leaf, in the order of the tree.
+        argument: Name of the argument that has the tree, for errors.
 
     Raises:
-        UsageError: Naming `argument`, if a key or the dtype of an array does not travel, or the tree is too large.
+        UsageError: If a key, or the dtype of an array, cannot be sent, or the tree is too large.
     """
-    text = repr(_outline(tree, iter(leaves), argument))
+    text = repr(_describe_tree(tree, iter(leaves), argument))
     if not _fits_message(text):
         raise UsageError(f"{argument}: a tree of {len(leaves)} arrays is too large for one message; send its parts")
     return text
 
 
-def outline_of(tree: object, leaves: Sequence[Array], *, parsable: bool) -> str:
-    """Return the form of a tree for ranks to compare: a large one is cut, and has a checksum.
+def comparable_form(tree: object, leaves: Sequence[Array], *, parsable: bool) -> str:
+    """Return the form of a tree for ranks to compare. A long form is cut, and ends with a checksum of the whole.
 
     Args:
-        leaves: Its arrays, in its order.
-        parsable: Whether `parse_form` must read it; then it is cut only if it is too large for a message.
+        tree: The tree; see `text_of`.
+        leaves: An array for each leaf, in the order of the tree.
+        parsable: Whether `parse_form` must be able to read the form; then it is cut only if it does not fit a message.
     """
-    text = repr(_outline(tree, iter(leaves), ""))
-    if len(text) <= _OUTLINE or (parsable and _fits_message(text)):
+    text = repr(_describe_tree(tree, iter(leaves), ""))
+    if len(text) <= _COMPARED or (parsable and _fits_message(text)):
         return text
-    return f"{text[:_OUTLINE]} ... {len(leaves)} arrays, crc {zlib.crc32(text.encode(errors='replace')):08x}"
+    return f"{text[:_COMPARED]} ... {len(leaves)} arrays, crc {zlib.crc32(text.encode(errors='replace')):08x}"
+
+
+def is_cut(form: str) -> bool:
+    """Whether `comparable_form` has cut a form because of its length."""
+    return _CUT.search(form) is not None
 
 
 def _fits_message(text: str) -> bool:
-    """Whether the text of a form is short enough for a message, perhaps packed."""
+    """Whether the text of a form is short enough for a message, if need be compressed."""
     return len(text) <= _LONGEST and (len(text) <= _LIMIT_BYTES or len(pack_form(text)) <= _LIMIT_BYTES)
 
 
-def _outline(tree: object, leaves: Iterator[Array], argument: str) -> object:
-    """Return a tree with short texts in place of its arrays; `argument` names one in which all must travel."""
+def _describe_tree(tree: object, leaves: Iterator[Array], argument: str) -> object:
+    """Return a tree with a text such as "float32 (2, 3)" in place of each array.
+
+    Args:
+        tree: The tree, or an item of it.
+        leaves: Iterator of the arrays; this call takes one for each leaf.
+        argument: Name of the argument, for the error of a key or dtype that cannot be sent; "": that is no error.
+    """
     if isinstance(tree, dict):
-        return {_outline_key(key, argument): _outline(item, leaves, argument) for key, item in tree.items()}
+        return {_check_key(key, argument): _describe_tree(item, leaves, argument) for key, item in tree.items()}
     if isinstance(tree, (list, tuple)):
-        items = [_outline(item, leaves, argument) for item in tree]
+        items = [_describe_tree(item, leaves, argument) for item in tree]
         return tuple(items) if isinstance(tree, tuple) else items
     leaf = next(leaves)
     if argument:
         check_dtype(leaf.dtype, argument)
-    return _outline_array(leaf.dtype, leaf.shape)
+    return _describe_array(leaf.dtype, leaf.shape)
 
 
 class _Foreign:
-    """Key of a class that does not travel; its text is the same in every process, and no literal."""
+    """Stands for a key that cannot be sent. Its text, such as <MyKey>, is no literal: `parse_form` refuses it."""
 
     def __init__(self, key: object) -> None:
         self._name = type(key).__name__
@@ -78,8 +96,16 @@ class _Foreign:
         return f"<{self._name}>"
 
 
-def _outline_key(key: object, argument: str) -> object:
-    """Return a key as messages can have it; refuse others, or return a text that no message has."""
+def _check_key(key: object, argument: str) -> object:
+    """Return a key of a dict, checked for a message.
+
+    Args:
+        key: The key.
+        argument: Name of the argument for the error; "": a key of another class is no error, and becomes a `_Foreign`.
+
+    Raises:
+        UsageError: If the key is of a class that cannot be sent.
+    """
     if type(key) in _KEYS or (type(key) is tuple and all(type(part) in _KEYS for part in key)):
         return key
     if argument:
@@ -90,27 +116,31 @@ def _outline_key(key: object, argument: str) -> object:
 
 
 @lru_cache(maxsize=1024)
-def _outline_array(dtype: np.dtype[np.generic], shape: Shape) -> str:
-    return f"{dtype.name} {shape}"  # cached: numpy makes the name of a dtype in Python, each time
+def _describe_array(dtype: np.dtype[np.generic], shape: Shape) -> str:
+    """Return the text of a dtype and a shape, such as "float32 (2, 3)"."""
+    return f"{dtype.name} {shape}"  # cached, because numpy builds the name of a dtype in Python, each time
 
 
 @lru_cache(maxsize=256)
 def parse_form(text: str) -> object:
-    """Return the tree of a form, with (shape, dtype) in an `Absent` for each array.
+    """Return the tree that a form describes, with an `Absent` in place of each array.
 
     Raises:
         OverlapError: If the text is no form.
     """
     try:
-        return _placeholders(literal_eval(text))
+        return _insert_placeholders(literal_eval(text))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-        raise OverlapError(
-            f"a message has an invalid form of a tree; use one version of overlap on all ranks: {error}"
-        ) from error
+        raise _invalid_form(error) from error
+
+
+def _invalid_form(error: Exception) -> OverlapError:
+    """Return the error of a message whose form cannot be read."""
+    return OverlapError(f"a message has a tree of invalid structure: {error}; use one version of overlap on all ranks")
 
 
 class Absent:
-    """The place of an array in a tree.
+    """Placeholder for an array in a tree, with the shape and dtype of the array.
 
     Args:
         shape: Shape of the array.
@@ -124,12 +154,17 @@ class Absent:
         self.dtype: np.dtype[np.generic] = dtype
 
 
-def _placeholders(node: object) -> object:
-    """Return a tree with an `Absent` for each text of an array."""
+def _insert_placeholders(node: object) -> object:
+    """Return a tree with an `Absent` in place of each text such as "float32 (2, 3)".
+
+    Raises:
+        ValueError: If anything else stands in place of an array.
+        TypeError: If numpy has no such dtype.
+    """
     if isinstance(node, dict):
-        return {key: _placeholders(item) for key, item in node.items()}
+        return {key: _insert_placeholders(item) for key, item in node.items()}
     if isinstance(node, (list, tuple)):
-        items = [_placeholders(item) for item in node]
+        items = [_insert_placeholders(item) for item in node]
         return tuple(items) if isinstance(node, tuple) else items
     match = _LEAF.fullmatch(node) if isinstance(node, str) else None
     if match is None:
@@ -138,32 +173,33 @@ def _placeholders(node: object) -> object:
 
 
 def dtype_of(name: str) -> np.dtype[np.generic]:
-    """Return the dtype of a name, of numpy or ml_dtypes."""
-    if name.startswith(("bfloat", "float8", "float6", "float4", "int2", "int4", "uint2", "uint4")):
-        import ml_dtypes  # only these types need it
+    """Return the dtype with this name, from numpy or ml_dtypes. Raises TypeError if there is none."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes  # only its types need it
 
-        return np.dtype(getattr(ml_dtypes, name, None) or name)
-    return np.dtype(name)
+        found = getattr(ml_dtypes, name, None)
+        if not (isinstance(found, type) and issubclass(found, np.generic)):
+            raise
+        return np.dtype(found)
 
 
 def pack_form(text: str) -> bytes:
-    """Return the bytes of a form for a control message."""
+    """Return a form compressed for a control message; b"" for "", the form of a call without a tree."""
     return zlib.compress(text.encode()) if text else b""
 
 
 def unpack_form(packed: bytes) -> str:
-    """Return the form in a control message.
+    """Return the form that `pack_form` has compressed.
 
     Raises:
-        OverlapError: If the message has no form.
+        OverlapError: If the bytes are not a packed form.
     """
     if not packed:
         return ""
     try:
-        reading = zlib.decompressobj()
-        text = reading.decompress(packed, _LONGEST * 4).decode()
+        # with a bound, because few bytes may expand to any length; a character takes four bytes at most
+        return zlib.decompressobj().decompress(packed, _LONGEST * 4).decode()
     except (zlib.error, UnicodeDecodeError) as error:
-        raise OverlapError(
-            f"a message has an invalid form of a tree; use one version of overlap on all ranks: {error}"
-        ) from error
-    return text
+        raise _invalid_form(error) from error

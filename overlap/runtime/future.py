@@ -33,18 +33,17 @@ class Future(Settling, NotAValue, Generic[T_co]):
     """The result of an operation that has been issued and may not have run yet.
 
     `await future` returns the result or raises the operation's error; any number of tasks may await it, any number of
-    times. Where the operation has ended already, an await checks for cancellation, and lets other tasks run from time
-    to time: always in virtual time, at most once in half a millisecond in real time. Cancelling a task that awaits does
-    not cancel the operation; a receive that nobody else waits for leaves its message to the next receive. `future[i]`
-    is the future of an item of the result. Futures may be passed to `rank.compute` and to collectives in place of
-    values.
+    times. If the operation has ended already, an await is still a checkpoint: it checks for cancellation, and lets
+    other tasks run (in real time at most every half millisecond). Cancelling a task that awaits does not cancel the
+    operation; a receive that nobody else waits for leaves its message to the next receive. `future[i]` is the future of
+    an item of the result. Futures may be passed to `rank.compute` and to collectives in place of values.
 
         total = rank.all_reduce(x)  # in flight
         scaled = rank.compute(np.multiply, total, 0.5)  # starts when the sum exists
         print(await scaled)
 
-    Threads that do not run its event loop, such as those of computes, use `result(timeout)`, `exception(timeout)`,
-    `wait(timeout)` and `add_done_callback`, as in `concurrent.futures`. Programs on asyncio await it as well.
+    Other threads than the event loop's, such as those of computes, use `result(timeout)`, `exception(timeout)`,
+    `wait(timeout)` and `add_done_callback`, as in `concurrent.futures`. Tasks of asyncio may await a future, too.
     """
 
     __slots__ = ()
@@ -53,16 +52,18 @@ class Future(Settling, NotAValue, Generic[T_co]):
 
     @property
     def failed(self) -> bool:
-        """Whether the operation has ended with an error. A look at this does not count as a look at the error."""
+        """Whether the operation has ended with an error. Reading this does not count as seeing the error."""
         return self._present >= DONE and self._outcome()[1] is not None
 
     def cancelled(self) -> bool:
-        """Whether it was cancelled, or failed because one of its inputs was; see `cancel`."""
+        """Whether the operation was cancelled, or has failed because one of its inputs was cancelled; see `cancel`."""
         failure = self._outcome()[1] if self._present >= DONE else None
         return failure is not None and isinstance(failure.error, FutureCancelledError)
 
     def cancel(self) -> bool:
-        """Withdraw the operation if that is still possible; an await of it raises `FutureCancelledError`; any thread.
+        """Cancel the operation if that is still possible. Then an await of it raises `FutureCancelledError`.
+
+        Any thread may call it.
 
         A receive that no message has met, a compute that has not begun and a task of `Rank.spawn` can be cancelled. A
         collective, a send and a compute that runs cannot: other ranks count on them, or a thread is in them. To stop
@@ -71,7 +72,7 @@ class Future(Settling, NotAValue, Generic[T_co]):
         Returns:
             Whether it is cancelled, now or since an earlier call; False if it goes on or has ended.
         """
-        return False
+        return False  # as a default: the futures that can be cancelled have a method of their own
 
     def result(self, timeout: float | None = None) -> T_co:
         """Return the result, waiting for it in a thread that runs no event loop.
@@ -85,9 +86,9 @@ class Future(Settling, NotAValue, Generic[T_co]):
             TimeoutError: If it has not ended in time.
             Exception: The error of the operation, if it failed.
         """
-        self._settled(timeout)
-        while not self._take():
-            self._settled(timeout)
+        self._wait_for_outcome(timeout)
+        while not self._take_result():  # a receive has given its message to another receive just now
+            self._wait_for_outcome(timeout)
         value, failure = self._outcome()
         if failure is None:
             return cast(T_co, value)
@@ -113,14 +114,14 @@ class Future(Settling, NotAValue, Generic[T_co]):
         if timeout is None and self.state >= DONE:  # the usual case of a thread that has waited already
             failure = self._failure
         else:
-            _, failure = self._settled(timeout)
+            _, failure = self._wait_for_outcome(timeout)
         if failure is None:
             return None
         failure.mark_seen()
         return failure.error
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for its end, good or bad, as `result` does.
+        """Wait until the operation has ended, with a result or an error, as `result` does.
 
         Args:
             timeout: Seconds to wait at most; by default as long as it takes.
@@ -132,13 +133,13 @@ class Future(Settling, NotAValue, Generic[T_co]):
             trio.WouldBlock: On the thread of an event loop, if the operation has not ended.
         """
         try:
-            self._settled(timeout)
+            self._wait_for_outcome(timeout)
         except TimeoutError:
             return False
         return True
 
     def add_done_callback(self, callback: Callable[[Future[Any]], object]) -> None:
-        """Call `callback(future)` once it is done: at once if it is, else on the event loop's thread.
+        """Call `callback(future)` once the future is done: at once if it is, else on the event loop's thread.
 
             future.add_done_callback(lambda done: print(done.result()))
 
@@ -148,11 +149,9 @@ class Future(Settling, NotAValue, Generic[T_co]):
         """
         call = partial(call_back, callback, self)
         with LOCK:
-            waits = self._present < DONE
-            if waits:
-                self._add_callback(call)
+            self._add_callback(call)
         self._claim()  # from here on the result has a user
-        if not waits or (self.done and self._take_callback(call)):  # it ended before the callback was registered
+        if self.done and self._take_callback(call):  # else the end calls it
             call()
 
     @overload
@@ -182,16 +181,17 @@ class Future(Settling, NotAValue, Generic[T_co]):
             task = current_task()
         except RuntimeError:  # no loop of Trio runs here
             task = None
+        # four cases: on asyncio; on Trio before the end; after a good end, a checkpoint; after a failure, a checkpoint
         if task is None:
             yield from await_in_asyncio(self)
-            while not self._take():
+            while not self._take_result():
                 yield from await_in_asyncio(self)
-        elif self.state < DONE and not self._ends_at_once():
+        elif self.state < DONE and not self._try_to_end():
             waiters = self._waiters
             if waiters is None:
                 waiters = self._waiters = []
             waiters.append(task)
-            try:  # inlined await, without a name for the trap function, which holds this future
+            try:  # no name for the abort function: a frame in a traceback would keep this future alive by it
                 yield from wait_task_rescheduled(partial(self._abort_await, waiters, task)).__await__()  # noqa: ASYNC105
             except trio.Cancelled as cancelled:
                 self._record_failed_nursery(cancelled)
@@ -213,13 +213,16 @@ class Future(Settling, NotAValue, Generic[T_co]):
             del self  # see `result`
 
     def _abort_await(self, waiters: list[Task], task: Task, _: object) -> Abort:
-        """Remove a cancelled task from the waiters."""
+        """Remove a cancelled task from the waiters, and let Trio cancel it. Trio calls this, with a third argument."""
         waiters.remove(task)
         self._await_cancelled()
         return Abort.SUCCEEDED
 
     def _await_failed(self, failure: Failure) -> Generator[object, object, None]:
-        """Pass a checkpoint. The loop may not have delivered the failure yet, and checks then for awaiting tasks."""
+        """Pass a checkpoint before the error is raised, and count this task as one that awaits the error.
+
+        The loop may be about to deliver the failure, which ends the rank if no task awaits it.
+        """
         failure.awaiters += 1
         try:
             yield from self.context.pause().__await__()
@@ -230,12 +233,12 @@ class Future(Settling, NotAValue, Generic[T_co]):
             failure.awaiters -= 1
 
     def _await_cancelled(self) -> None:
-        """Note that a task that awaited it was cancelled; the loop's thread only."""
+        """Handle the cancellation of a task that awaited the future. On the loop's thread only."""
 
     def _record_failed_nursery(self, cancelled: trio.Cancelled) -> None:
-        """Count its error as seen if a failed nursery has cancelled an await of it.
+        """If a failed nursery has cancelled an await of the future, count the future's error as seen, now or later.
 
-        The error is one more error of that nursery, which has raised in the program.
+        The nursery raises an error in the program anyway, so that this one need not fail the rank.
         """
         if cancelled.source == "nursery":
             self._nursery_failed = True
@@ -247,35 +250,49 @@ class Future(Settling, NotAValue, Generic[T_co]):
 
     # -- for the functions below -------------------------------------------------------------------------------------
 
-    def _ends_at_once(self) -> bool:
-        """Whether it has ended, after an attempt to end it; called before a task waits for it.
+    def _try_to_end(self) -> bool:
+        """Check that the task that is about to wait runs on the future's loop. Return whether the future has ended.
+
+        That is False here. Subclasses may poll before the task sleeps.
 
         Raises:
             UsageError: If the task runs on another loop than the future's.
         """
         if self.context.thread != threading.get_ident():
-            raise UsageError(f"{self.label} belongs to another world; wait for its result() in a thread")
-        return False
+            advice = "call `await trio.to_thread.run_sync(future.result)`"
+            raise UsageError(f"{self.label} belongs to another world; {advice}")
+        return False  # nothing to poll here
 
-    def _settled(self, timeout: float | None) -> tuple[object, Failure | None]:
-        """Wait for the end in a thread, and return the outcome; refuse to wait in the event loop."""
+    def _wait_for_outcome(self, timeout: float | None) -> tuple[object, Failure | None]:
+        """Wait in a thread until the future has ended, and return the value and the failure; see `_outcome`.
+
+        Args:
+            timeout: Seconds to wait at most; None: as long as it takes.
+
+        Raises:
+            UsageError: If `timeout` is no number of seconds from 0.
+            trio.WouldBlock: On the thread of an event loop, if the operation has not ended.
+            TimeoutError: If it has not ended in time.
+        """
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout >= 0):
             raise UsageError(f"timeout: expected a number of seconds from 0, or None, got {shown(timeout)}")
         self._claim()
         if not self.done:
             if trio.lowlevel.in_trio_run():
                 raise trio.WouldBlock(
-                    f"{self.label} has not ended; await its future: waiting here would stop the event loop"
+                    f"{self.label} has not ended, and waiting here would stop the event loop; await its future, or "
+                    "wait in a thread that runs no event loop"
                 )
             if not self._block(timeout):
                 raise TimeoutError(f"{self.label} has not ended within {timeout:g} s")
         return self._outcome()
 
     def _outcome(self) -> tuple[object, Failure | None]:
+        """Return (value, None) or (None, failure) of a future that has ended."""
         return self._value, self._failure
 
-    def _take(self) -> bool:
-        """Note that the program takes the result; False if another receive has got it in the meantime; any thread."""
+    def _take_result(self) -> bool:
+        """Record that the program takes the result. Return False if it was given to another receive in the meantime."""
         source = self._source()
         with LOCK:
             if source.state < DONE:
@@ -285,7 +302,12 @@ class Future(Settling, NotAValue, Generic[T_co]):
 
 
 class Item(Future[object]):
-    """Future of one item of another future's result; it has no state of its own."""
+    """Future of `result[index]` of another future. It has no state of its own.
+
+    Args:
+        whole: The other future.
+        index: Index or key. If `result[index]` raises an error, that is the failure of this future.
+    """
 
     context: RankContext
     _whole: Future[Any]
@@ -312,7 +334,7 @@ class Item(Future[object]):
         return FAILED if whole is DONE and self._outcome()[1] is not None else whole
 
     def _outcome(self) -> tuple[object, Failure | None]:
-        """Return one item of the other future's result, or the failure."""
+        """Return (item, None) or (None, failure)."""
         whole, failure = self._whole._outcome()
         if failure is not None:
             return None, failure
@@ -337,12 +359,8 @@ class Item(Future[object]):
         self._whole._claim()
 
     def cancel(self) -> bool:
-        """Withdraw the operation of the whole result; see `Future.cancel`."""
+        """Cancel the operation of the whole result; see `Future.cancel`."""
         return self._whole.cancel()
-
-    def cancelled(self) -> bool:
-        """Whether the operation of the whole result was cancelled."""
-        return self._whole.cancelled()
 
     def __await__(self) -> Generator[object, object, object]:
         yield from self._whole.__await__()
@@ -353,8 +371,11 @@ class Item(Future[object]):
 
 
 def outcome(future: Future[Any]) -> tuple[object, Failure | None]:
-    """Return the value and the failure of a settled future, for an operation that uses it."""
-    future._source()._taken = True
+    """Return (value, None) or (None, failure) of a settled future, for an operation that has it as an input.
+
+    The result counts as used from now on: a receive no longer gives it to another receive.
+    """
+    future._source()._taken = True  # an item has no state of its own
     return future._outcome()
 
 
@@ -364,19 +385,25 @@ def is_elsewhere(future: Future[Any], thread: int) -> bool:
 
 
 def is_waited_for(future: Future[Any]) -> bool:
-    """Whether a task or a thread of the program waits for a future itself; the loop's thread only."""
+    """Whether a task or thread of the program waits for this future, not for one made from it. Loop's thread only."""
     failure = future._failure
     return bool(future._waiters or future._threads or (failure is not None and failure.awaiters))
 
 
+def keeps_thread(future: Future[Any]) -> bool:
+    """Whether a thread of the program waits for a future, or for one that depends on it. On the loop's thread only."""
+    return bool(future._threads) or any(map(keeps_thread, consumers(future)))
+
+
 def source_of(future: Future[Any]) -> Future[object]:
-    """Return the future of the operation that settles another one: itself, or the whole of an item."""
+    """Return the future whose operation settles `future`: for an `Item` that of the whole result, else itself."""
     return future._source()
 
 
 def consumers(future: Future[Any]) -> Iterator[Future[Any]]:
-    """Yield the futures with a callback at the end of another one; the loop's thread only."""
+    """Yield the futures that depend on `future`: they have a callback at its end. On the loop's thread only."""
     for callback in future._callbacks or ():
+        # the object of a method, or of a method in a partial
         consumer = getattr(getattr(callback, "func", callback), "__self__", None)
         if isinstance(consumer, Future):
             yield consumer

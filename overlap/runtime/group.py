@@ -1,4 +1,4 @@
-"""Groups of ranks, which issue collectives together: ordered sets, and the axes of grids."""
+"""Groups of ranks that issue collectives together, and grids of ranks with a group for each axis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weakref import ref
 import numpy as np
 
 from ..collectives.kinds import ALL_GATHER
-from ..diagnostics import calling
+from ..diagnostics import find_caller
 from ..errors import UsageError, shown
 from .arguments import check_rank
 from .calls import GroupCalls
@@ -35,7 +35,14 @@ _MOST = 1 << 63  # integers that travel as int64
 
 
 class GroupRank:
-    """One rank's place in a group, as its operations need it: futures that outlive a group do not keep it alive."""
+    """Facts of a group that operations need: its key, names and size, and this rank's index in it.
+
+    It refers to the group weakly, so that futures that outlive a group do not keep it alive.
+
+    Args:
+        group: The group, as this rank sees it.
+        key: Key of the group.
+    """
 
     __slots__ = ("_group", "key", "label", "name", "rank", "size")
 
@@ -49,15 +56,15 @@ class GroupRank:
 
     @property
     def group(self) -> GroupLike:
-        """Group of the program while that lives; then this object, with the same members."""
+        """The program's group as long as it lives; then this object, which has the same interface (`GroupLike`)."""
         return self._group() or self
 
 
 class GroupUse:
-    """The use of a group by one rank, until nothing refers to this object any more.
+    """Keeps a group in use by one rank, until nothing refers to this object any more.
 
-    That may be in any thread and at any point of a program, where the garbage collector runs. So the end is left to the
-    event loop, and changes nothing that programs see.
+    The garbage collector may find that in any thread and at any point of a program. So `__del__` only posts the end of
+    the use to the event loop.
 
     Args:
         context: What all operations of the rank share.
@@ -81,15 +88,20 @@ class Group(GroupCalls):
 
     Make one with `rank.group(ranks)`, which needs no communication, or `await group.split(color)`.
 
-    A group needs no closing. Once the programs of a process have dropped it, and its operations have ended, nothing of
-    it is left there; memory that processes of one host share for it, 260 KiB for each member, is free once all have.
-    Futures do not keep it; references in cycles do, until the garbage collector finds them.
+    A group needs no closing. Once the programs of a process have dropped all references to it, and its operations have
+    ended, the process frees it. Memory that processes of one host share for it, 260 KiB for each member, is free once
+    all of these have dropped it. Futures do not keep a group.
 
     Args:
         context: What all operations of the rank share.
-        around: The world.
+        world: The world of the rank.
         streams: The streams of the rank.
-        occurrences: How many groups of the same ranks there have been, by ranks.
+        made_before: For each tuple of ranks, how many groups of these ranks this rank has made; this group is counted.
+        ranks: World ranks in group order.
+        name: Name in messages and the timeline; None: the ranks, joined by "-".
+
+    Raises:
+        UsageError: A rank is named twice, this rank is not among them, or the world refuses the group.
 
     Attributes:
         ranks: World ranks in group order.
@@ -104,9 +116,9 @@ class Group(GroupCalls):
     def __init__(
         self,
         context: RankContext,
-        around: World,
+        world: World,
         streams: Streams,
-        occurrences: dict[tuple[int, ...], int],
+        made_before: dict[tuple[int, ...], int],
         ranks: tuple[int, ...],
         name: str | None = None,
     ) -> None:
@@ -114,17 +126,17 @@ class Group(GroupCalls):
             raise UsageError(f"ranks: {list(ranks)} names a rank twice; name each rank once")
         if context.rank not in ranks:
             raise UsageError(f"ranks: expected this rank, {context.rank}, among {list(ranks)}; only members call it")
-        around.check_group(ranks)
+        world.check_group(ranks)
         self.ranks, self.name = ranks, name or "-".join(map(str, ranks))
         self.size: int = len(ranks)
         self.label: tuple[str, tuple[int, ...]] = (self.name, ranks)
         self.rank: int = ranks.index(context.rank)
-        self._context, self._around, self._streams, self._occurrences = context, around, streams, occurrences
-        key = Key(ranks, occurrences.get(ranks, 0), "")  # the same number on all ranks
-        occurrences[ranks] = key.occurrence + 1
-        self._use = GroupUse(context, around.communicators, key)
+        self._context, self._world, self._streams, self._made_before = context, world, streams, made_before
+        key = Key(ranks, made_before.get(ranks, 0), "")  # all members make the same groups, so they count the same
+        made_before[ranks] = key.occurrence + 1
+        self._use = GroupUse(context, world.communicators, key)
         member = GroupRank(self, key)
-        communicators = around.communicators
+        communicators = world.communicators
         self._messages = Messages(context, communicators.inbox, streams, member, self._use)
         self._ports = Ports(context, communicators, streams, member, self._use)
 
@@ -132,7 +144,9 @@ class Group(GroupCalls):
         return f"<Group '{self.name}' of ranks {list(self.ranks)}, this is {self.rank}>"
 
     def group(self, ranks: Sequence[int], *, name: str | None = None) -> Group:
-        """Make a sub-group of group ranks, in that order; every member must make the same call. No communication.
+        """Make a sub-group of group ranks, in that order, without communication.
+
+        Each member of the new group must make the same call; other ranks make none.
 
             first = group.group([0, 1])  # on these two ranks only
 
@@ -155,18 +169,21 @@ class Group(GroupCalls):
         if name is not None:
             name = checked_name(name, "")
         members = tuple(self.ranks[member] for member in indices)
-        return Group(self._context, self._around, self._streams, self._occurrences, members, name)
+        return Group(self._context, self._world, self._streams, self._made_before, members, name)
 
     def send_flat(
         self, x: object, dst: int, tag: int, *, timeout_s: float, call_site: CallSite, name: str | None = None
     ) -> CollectiveFuture[None]:
-        """Send an array, for PyTorch: its shape is open, and there are more tags than for programs."""
+        """Send an array for PyTorch: the receiver's array may have another shape, and more tags are allowed.
+
+        The receive agrees if it has the same dtype and number of elements. Arguments: see `Exchanges.send`.
+        """
         return self._messages.send(x, dst, tag, None, 0, name, timeout_s, call_site, flat=True)
 
     def receive_flat(
         self, like: object, src: int | None, tag: int, *, timeout_s: float, call_site: CallSite, name: str | None = None
     ) -> CollectiveFuture[object]:
-        """Receive an array, for PyTorch; see `send_flat`."""
+        """Receive an array that was sent by `send_flat`. Arguments: see `Exchanges.recv`."""
         return self._messages.receive(like, src, tag, None, 0, name, timeout_s, call_site, flat=True)
 
     def abort(self, error: BaseException | str | None = None) -> None:
@@ -175,28 +192,31 @@ class Group(GroupCalls):
         Operations under way fail with a `GroupAbortedError` that names this rank. A new group of the same ranks works.
 
         Args:
-            error: The reason, for the message.
+            error: The reason, for the error's text: a text, or an error, which also becomes the cause; None: no reason.
+
+        Raises:
+            PeerFailedError: In a fork, which has no rank.
         """
         if self._context.ending.forked:
-            raise self._context.ending.peer_failed()
+            raise self._context.ending.peer_error()
         self._ports.abort(error)
 
     def on(self, stream: Stream | str) -> Group:
-        """Return the same group, with another stream for operations that name none.
+        """Return the same group with another default stream, for calls without `stream`.
 
-        Its operations and those of this group on that stream follow one order.
+        Operations on that stream have one common order, whether they are issued on this group or on the returned one.
 
         Raises:
             UsageError: If there is no such stream, or it is another rank's.
         """
         other = copy(self)
         preferred, member = self._streams.find(stream), GroupRank(other, self._use.key)
-        other._messages = self._messages.preferring(preferred, member)
-        other._ports = self._ports.preferring(preferred, member)
+        other._messages = self._messages.with_default_stream(preferred, member)
+        other._ports = self._ports.with_default_stream(preferred, member)
         return other
 
     async def split(self, color: int | None, key: int = 0, *, name: str | None = None) -> Group | None:
-        """Cut the group into one group for each color, ordered by `key`, then by rank; None takes no part.
+        """Cut the group into one group for each color, ordered by `key`, then by rank.
 
         A collective: every rank of the group must call it.
 
@@ -204,7 +224,7 @@ class Group(GroupCalls):
 
         Args:
             color: Ranks of one color form a group; with None, this rank is in none.
-            key: Where this rank stands in its group; by default in the order of this one.
+            key: Ranks with a lower key come first in the new group; with equal keys, the order of this group remains.
             name: Name of the groups, for messages and timelines; by default this group's name and the color.
 
         Returns:
@@ -218,12 +238,13 @@ class Group(GroupCalls):
                 raise UsageError(f"{argument}: expected an integer, got {shown(value)}")
             if not -_MOST <= value < _MOST:
                 raise UsageError(f"{argument}: expected an integer of 64 bits, got {shown(value)}")
-        own = metadata([int(color is not None), color or 0, key], np.int64)
-        gathered = self._ports.issue(ALL_GATHER, own, None, None, 0, "split", None, calling()[0])
-        notes = self._around.backend.notes(self._use.key, gathered.seq)
+        own = metadata([int(color is not None), color or 0, key], np.int64)  # (takes part, color, key)
+        # `find_caller`: the program's line that awaits this method, perhaps through `Rank.split`
+        gathered = self._ports.issue(ALL_GATHER, own, None, None, 0, "split", None, find_caller()[0])
+        notes = self._world.backend.notes(self._use.key, gathered.seq)
         notes[self.rank] = own.tolist()
         choices: list[list[int]] = (await gathered).reshape(self.size, own.size).tolist()
-        if self._context.arrays.shapes_only:  # the values are in the notes alone
+        if self._context.arrays.shapes_only:  # the gathered arrays have no data: the values are in `notes`
             if len(notes) < self.size:
                 raise UsageError(
                     "split: a simulation of representatives has no choices of the other ranks; use rank.mesh"
@@ -231,6 +252,7 @@ class Group(GroupCalls):
             choices = [notes[rank] for rank in range(self.size)]
         if color is None:
             return None
+        # by key, then by rank in this group
         chosen = sorted((k, rank) for rank, (takes_part, c, k) in enumerate(choices) if takes_part and c == color)
         return self.group([rank for _, rank in chosen], name=name or f"{self.name}/{color}")
 
@@ -241,11 +263,16 @@ class Mesh:
         mesh = rank.mesh(dp=2, tp=4)
         await mesh["tp"].all_reduce(x)
 
-    Make one with `rank.mesh(dp=2, tp=4)`; every rank makes the same call. No communication. The group of an axis is
-    `mesh["tp"]`: the ranks that differ along it only; that of several is `mesh["dp", "tp"]`.
+    Every rank makes the same call; there is no communication. `mesh["tp"]` is the group of the ranks that differ from
+    this one along "tp" only: with dp=2, tp=4, rank 5 has the coordinates dp=1, tp=1, and this group is ranks 4 to 7.
+    `mesh["dp", "tp"]` is the group along several axes.
+
+    Args:
+        world: The group of all ranks.
+        axes: Size of each axis by name, in order.
 
     Attributes:
-        axes: Sizes by name, in order.
+        axes: Size of each axis by name, in order.
         coordinates: Index of this rank along each axis, by name.
     """
 
@@ -257,7 +284,7 @@ class Mesh:
             sizes = " x ".join(f"{name}={size}" for name, size in axes.items())
             raise UsageError(
                 f"axes: {sizes or 'none'} makes {prod(axes.values())} ranks, but the world has {world.size}; "
-                "choose sizes with that product"
+                f"choose sizes whose product is {world.size}"
             )
         self.axes: dict[str, int] = dict(axes)
         place = np.unravel_index(world.rank, tuple(axes.values())) if axes else ()
@@ -269,7 +296,7 @@ class Mesh:
         """Return the group of ranks that differ from this one along an axis only, or along several.
 
         Args:
-            axis: One, or a tuple of several, in any order: its ranks are in the order of the world's.
+            axis: Name of an axis, or a tuple of several names in any order. The ranks are in the order of the world.
 
         Returns:
             The group, as this rank sees it.
@@ -291,14 +318,14 @@ class Mesh:
         return f"<Mesh {coordinates}>"
 
     def _make(self, axes: tuple[str, ...]) -> Group:
-        """Make the group of the ranks along some axes."""
+        """Make the group of the ranks that differ from this one along `axes` only."""
         along = tuple(slice(None) if name in axes else index for name, index in self.coordinates.items())
         grid = np.arange(self._world.size).reshape(tuple(self.axes.values()))
         return self._world.group(grid[along].reshape(-1).tolist(), name="x".join(axes))
 
 
 class GroupRules:
-    """Checks of the groups of a world against its cluster, each once.
+    """Checks groups of a world against the rules of its cluster; each group is checked once.
 
     Args:
         cluster: The cluster, which has the rules.
@@ -307,16 +334,16 @@ class GroupRules:
     def __init__(self, cluster: topology.Cluster) -> None:
         self._cluster = cluster
         self._legal: set[tuple[int, ...]] = set()
-        self._advised: set[str] = set()  # rules with a warning that has been given
+        self._advised: set[str] = set()  # ids of the rules that were warned about
 
     def check(self, ranks: tuple[int, ...]) -> None:
-        """Raise `topology.TopologyError` if the cluster does not allow such a group, on its first member.
+        """Raise `topology.TopologyError` if the cluster does not allow a group of these ranks.
 
-        A group that is allowed but not advised is a `topology.TopologyWarning`, once for each rule.
+        For a group that is allowed but not advised, issue a `topology.TopologyWarning`, once for each rule.
         """
         if ranks not in self._legal:
             for finding in self._cluster.check_group(ranks, warn=False):
                 if finding.rule.id not in self._advised:
                     self._advised.add(finding.rule.id)
-                    finding.warn(stacklevel=calling()[1])
+                    finding.warn(stacklevel=find_caller()[1])
             self._legal.add(ranks)

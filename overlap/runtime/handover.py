@@ -1,18 +1,18 @@
 """Handover: other threads pass work to the event loop, or do it in the loop's place while it sleeps.
 
-A thread that wakes a sleeping loop pays for two wake-ups, of the loop and then of the thread that waits for it: more
-than a small operation takes. So one thread at a time may take the place of the loop. The reasons why this is safe:
+If a thread wakes a sleeping loop, and the loop wakes the waiting thread, these two wake-ups take longer than a small
+operation. So one thread at a time may take the place of the loop. The reasons why this is safe:
 
 * **One at a time.** Data of the loop that have no lock of their own are guarded by a turn, a lock that knows its
   thread. The loop's thread holds it whenever it runs, gives it away only while it waits for input and output, and takes
-  it back before anything of it runs (`_Sleep`). A thread works in the loop's place only while it holds the turn
-  (`Handover.in_place`).
+  it back before anything of it runs (`_TurnInstrument`). A thread works in the loop's place only while it holds the
+  turn (`Handover.in_place`).
 * **Only work that wakes no task.** Tasks belong to Trio's own thread. An operation is issued in place if nothing of it
   starts or wakes a task: `Ports._enqueue_in_place` checks all of it in one expression, and its plan answers for itself
   (`CallPlan.takes_threads`). It ends in place unless its end wakes the loop (`CollectiveFuture.end_wakes_loop`);
   otherwise the end is posted.
-* **Order.** Posted work (`post`) runs before work in place, which is refused while any of it waits. Ends of pieces of
-  work that only their own operation waits for go by the loop's token, out of this order.
+* **Order.** Posted work (`post`) runs before work in place, which is refused while posted work waits. The end of work
+  that only one operation waits for may skip this order: it is reported by the loop's token.
 * **No deadlock.** A thread that holds the turn waits for nothing, and returns it whatever is raised, a Ctrl-C between
   any two instructions included. Its work may be half done then: no thread works in place any more, and the world
   fails.
@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import trio
 from trio import RunFinishedError
@@ -40,36 +40,39 @@ if TYPE_CHECKING:
     from .operation import Operation
 
 T = TypeVar("T")
+_Work: TypeAlias = tuple[object, Callable[..., object], tuple[object, ...]]
 
 #: A turn of the loop with little to do takes 50 to 100 us, and to wake a sleeping loop takes 100 to 300.
 ABOUT_TO_SLEEP_S = 100e-6
 
 
 class Handover:
-    """Calls from other threads to the event loop, in their order.
+    """Passes calls of other threads to the event loop, in their order.
 
-    To wake a loop takes a system call, which also passes the interpreter to it: a burst does so once.
+    To wake a loop takes a system call, which also passes the interpreter's lock to it: many calls at a time do so once.
 
-    If a loop lets threads in, one thread at a time may do work of the sleeping loop that wakes no task. That saves
-    two wake-ups, of the loop and of the thread.
+    After `let_threads_in`, one thread at a time may do work of the sleeping loop that wakes no task; see the module.
+
+    Args:
+        token: Token of the event loop.
 
     Attributes:
-        turn: Guards the loop's data; held while the loop runs. None: no thread may work in the loop's place.
-        posted: Posted work.
-        called: Whether the loop was called, and has not begun to run posted work.
+        turn: Lock that guards the loop's data. The loop holds it while it runs. None: no thread may work in its place.
+        posted: Calls that wait for the loop.
     """
 
-    __slots__ = ("_interrupted", "_token", "called", "posted", "turn")
+    __slots__ = ("_called_in", "_interrupted", "_runs", "_token", "posted", "turn")
 
     def __init__(self, token: trio.lowlevel.TrioToken) -> None:
         self._token = token
-        self.posted: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
-        self.called: bool = False
+        self.posted: deque[_Work] = deque()
+        self._runs = 0  # how often the loop has begun to do posted work
+        self._called_in = -1  # value of `_runs` when the loop was last woken
         self.turn: threading.RLock | None = None
         self._interrupted: Callable[[BaseException], None]
 
     def let_threads_in(self, interrupted: Callable[[BaseException], None]) -> None:
-        """Allow threads to do the loop's work while it sleeps; the loop's thread only.
+        """Allow threads to do the loop's work while it sleeps. On the loop's thread only.
 
         Args:
             interrupted: Called on the loop's thread if an interrupt has left the loop's work half done.
@@ -78,15 +81,16 @@ class Handover:
         if self.turn is None:
             self.turn = threading.RLock()  # it has an owner thread, which `in_place` needs
             self.turn.acquire()
-            trio.lowlevel.add_instrument(_Sleep(self.turn))
+            trio.lowlevel.add_instrument(_TurnInstrument(self.turn))
 
     def in_place(self, work: Callable[[], T], otherwise: T) -> T:
-        """Do work of the sleeping loop in this thread, and return its result, else `otherwise`.
+        """Do work of the sleeping loop in this thread, and return its result.
 
-        The loop must sleep, and no posted work may wait. If a loop is about to sleep, the thread waits for that a
-        moment: to wake it again takes longer. A Ctrl-C, and any other error that a signal handler raises, comes between
-        any two instructions of the main thread. The loop gets its place back all the same, and a report that the work
-        is half done.
+        Return `otherwise`, without doing the work, if the loop does not sleep or posted work waits. The thread waits a
+        moment for a loop that is about to sleep: to wake it again takes longer.
+
+        Ctrl-C, and any other error of a signal handler, may be raised between any two instructions. The loop gets its
+        place back all the same, and a report that the work is half done.
         """
         turn = self.turn
         if turn is None:
@@ -95,7 +99,7 @@ class Handover:
         try:
             if not (turn.acquire(blocking=False) or turn.acquire(timeout=ABOUT_TO_SLEEP_S)):
                 return otherwise
-            if self.posted or self.called:
+            if self.posted:
                 return otherwise
             works = True
             result = work()
@@ -111,100 +115,106 @@ class Handover:
             except RuntimeError:  # it does not hold the turn
                 pass
 
-    def wait_in_engine(
+    def wait_and_end(
         self,
         wait: Callable[[float], bool],
         longest_s: float | None,
         end_here: Callable[[], bool],
         end_on_loop: Callable[[], object],
     ) -> None:
-        """Wait for an operation in a thread of the program, without the interpreter, and end it in the loop's place.
+        """Wait in a thread until an operation's bytes have moved, and end the operation in the loop's place.
+
+        It may return before the operation has ended: at the time limit, or because only the loop may end it. Then that
+        is posted to the loop. The caller looks at the operation's state, and waits for the rest in another way.
 
         Args:
-            wait: Waits for some seconds; returns whether the operation moves no more bytes.
+            wait: Waits for that many seconds, without the interpreter's lock; returns whether no more bytes move.
             longest_s: Time limit in seconds; None: none. The wait may return long before.
             end_here: Ends the operation in the loop's place; returns False if only the loop may.
-            end_on_loop: Ends it on the loop.
+            end_on_loop: Ends the operation on the loop.
         """
-        over = False
+        left_to_loop = True
         try:
             limit_s = LONGEST_WAIT_S if longest_s is None else min(longest_s, LONGEST_WAIT_S)
-            over = not wait(limit_s) or self.in_place(end_here, False)
+            at_limit = not wait(limit_s)  # its bytes still move, and there is nothing to end
+            left_to_loop = not (at_limit or self.in_place(end_here, False))
         finally:  # a signal handler may raise anywhere
-            if not over:
+            if left_to_loop:
                 self.post_if_open(end_on_loop)
 
     def break_off(self, error: BaseException) -> None:
-        """Report that an interrupt has left the loop's work half done; no other thread continues it."""
+        """Report that an interrupt has left the loop's work half done, and let no other thread continue it."""
         self.turn = None
         self.post(self._interrupted, error)
 
     def post(self, function: Callable[..., object], *args: object) -> None:
-        """Let the loop call a function soon; any thread.
+        """Let the loop call a function soon. Any thread may call it.
 
         Raises:
             RunFinishedError: If the loop has ended.
         """
+        work = object(), function, args  # equal to itself alone, for `remove`; a partial takes 100 ns more
+        self.posted.append(work)
+        runs = self._runs
+        if self._called_in == runs:  # the loop has been woken and has not looked yet: it will find this work, too
+            return
         try:
-            self.posted.append((function, args))
-            if not self.called:
-                self.called = True
-                self._token.run_sync_soon(self._run_posted)
+            self._token.run_sync_soon(self._run_posted)
         except RunFinishedError:
-            self.called = False  # so that the next call raises too
-            self.posted.clear()
-            raise
-        except BaseException:  # a Ctrl-C, perhaps before the loop was called: the next post calls it
-            self.called = False
-            raise
+            with suppress(ValueError):  # not there: the loop has done the work in its last turn, and nothing is raised
+                self.posted.remove(work)
+                raise
+        else:
+            self._called_in = runs  # only now: posts of other threads rely on the call
 
     def post_if_open(self, function: Callable[..., object]) -> None:
-        """Let the loop call a function soon, if there is a loop; any thread, and at any point of a program."""
+        """Let the loop call a function soon, if there is a loop. Any thread may call it, at any point of a program."""
         with suppress(RunFinishedError):
             self.post(function)
 
     def _run_posted(self) -> None:
         """Call the functions that other threads have posted so far, on the event loop."""
-        self.called = False  # first: later posts call again, or are seen below
+        self._runs += 1  # first: a later post wakes the loop again, or its work is found below
         queue = self.posted
-        for _ in range(len(queue)):  # no later ones, lest busy threads keep all else from its turn
-            function, args = queue.popleft()
-            function(*args)
-        if queue and not self.called:
-            self.called = True
+        for _ in range(len(queue)):  # no later work, so that busy threads do not keep the loop from all else
             try:
-                self._token.run_sync_soon(self._run_posted)
-            except RunFinishedError:  # in the last turn of the loop: later posts raise
-                self.called = False
-                queue.clear()
+                _, function, args = queue.popleft()
+            except IndexError:  # a post that has come too late has removed its work
+                return
+            function(*args)
 
 
-class _Sleep(trio.abc.Instrument):
-    """Releases the turn while the loop waits, and takes it back before anything of the loop runs."""
+class _TurnInstrument(trio.abc.Instrument):
+    """Instrument of Trio that releases the turn while the loop sleeps, and takes it back before the loop runs on.
+
+    If the loop only looks for input and output, with a timeout of 0, it keeps the turn.
+    """
 
     def __init__(self, turn: threading.RLock) -> None:
-        self._turn, self._away = turn, False
+        self._turn, self._has_released = turn, False
 
     def before_io_wait(self, timeout: float) -> None:
+        """Release the turn if the loop is about to sleep."""
         if timeout > 0:
-            self._away = True
+            self._has_released = True
             self._turn.release()
 
     def after_io_wait(self, timeout: float) -> None:
-        if self._away:
-            self._away = False
+        """Take the turn back, which may wait for the work of a thread."""
+        if self._has_released:
+            self._has_released = False
             self._turn.acquire()
 
 
 class OperationRun(ABC):
-    """One rank's end of an operation in an engine that any thread may submit to, and wait in.
+    """One rank's side of an operation in an engine that any thread may submit to, and wait in.
 
-    No protocol: `isinstance` would take 8 to 14 us.
+    It is no protocol, because `isinstance` would take 8 to 14 us.
 
     Attributes:
         operation: The operation.
-        run: Its run in the engine, once that has begun.
-        memory: Memory that is held as long as the engine may touch it.
+        run: Run of the operation in the engine, once it has begun.
+        memory: Object that owns memory that the engine may touch; it is held until the end.
     """
 
     __slots__ = ("memory", "operation", "run")
@@ -218,9 +228,14 @@ class OperationRun(ABC):
         """Stop the work, soon."""
 
     @abstractmethod
-    def look_here(self, handover: Handover, longest_s: float | None) -> None:
-        """Wait for a while, in a thread that waits for the operation, and end the operation in the loop's place."""
+    def wait_here(self, handover: Handover, longest_s: float | None) -> None:
+        """Wait for a while in the engine, and end the operation in the loop's place; see `Handover.wait_and_end`.
+
+        Args:
+            handover: Handover of the loop.
+            longest_s: Time limit in seconds; None: none. The wait may return long before.
+        """
 
     @abstractmethod
     def match_late(self) -> None:
-        """Match an operation that a thread has submitted first, and that has not ended in time; on the loop."""
+        """Match the operation on the loop, after a thread has submitted it, and it has not ended in time."""

@@ -1,4 +1,4 @@
-"""Inbox of a process: the messages that its ranks send and receive, until both ends of each have ended.
+"""Inbox of a process: the messages that its ranks send and receive, while they are under way.
 
 A lane has the messages of one sender for one receiver with one tag on one group. It is strict FIFO at both of its ends:
 only the first send and the first receive of it are under way. Inside a process they match here, when both have arrived;
@@ -11,22 +11,22 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
-from transports import LinkLostError
+from transports import LinkLostError, TransportError
 
 from ..collectives.reduce import Array
 from ..errors import RankLeftError
 from . import transfer
 from .failure import Failure
-from .lane import Lane, LaneName, Queue, QueueName, lane_id, wire_tag
-from .match import RankCall, failed_before, gave_up, mismatch
+from .lane import RECEIVE, RETURNED_NS, SEND, Lane, LaneName, Queue, QueueName, lane_id, wire_tag
+from .match import RankCall, gave_up_error_maker, mismatch_error_maker, peer_error_maker
 from .message import ARRIVALS, Message, Returned
-from .state import ADMITTED, DONE, ISSUED, MATCHING
+from .state import ADMITTED, DONE, ISSUED, MATCHING, RUNNING
 from .stream import activate_late
 
 if TYPE_CHECKING:
@@ -34,27 +34,30 @@ if TYPE_CHECKING:
 
     from .communicators import Communicators
 
-_NUMBERED = 1 << 16  # idle lanes with numbers of messages; then these begin at 0, for a tag may be used once
+# Most idle lanes whose numbers of messages are kept. Beyond, all are dropped, and begin at 0: a program may use each
+# tag only once.
+_NUMBERED = 1 << 16
 
 
 class Inbox:
-    """Messages of the ranks of one process.
+    """Messages of the ranks of one process ("here"), in lanes and queues.
+
+    Args:
+        shared: The communicators of the world, which have its state.
 
     Attributes:
-        shared: State of the world.
+        shared: The same.
         here: World ranks of this process; None: all.
         lanes: Lanes with messages, by name.
         queues: Queues of receives from any source, by name.
-        numbers: World ranks of the sender and the receiver of lanes, and the numbers of their next messages there. Of
-            lanes without messages only those are kept that differ, or whose messages go over a wire.
-        arrive: Lets a message arrive, the first of its lane: matches it, unless an interceptor holds it.
-
-    Args:
-        shared: State of the world.
+        numbers: For each lane, by name: (world ranks of sender and receiver, [number of the next send, number of the
+            next receive]). A lane without messages is dropped if its two numbers are equal and it matches here.
+        arrive: Called with a message that is the first of its lane: matches it, unless an interceptor holds it.
     """
 
     shared: Communicators
     here: frozenset[int] | None
+    variant = ""  # as of communicators: reports name the peers of a message, not its group
 
     def __init__(self, shared: Communicators) -> None:
         self.shared, self._engine, self.here = shared, shared.engine, shared.local
@@ -65,17 +68,21 @@ class Inbox:
 
     # -- lanes ---------------------------------------------------------------------------------------------------------
 
-    def admit(self, message: Message[Any]) -> bool:
-        """Put a message into its lane, and number it; return whether it is the first there."""
+    def enqueue(self, message: Message[Any]) -> bool:
+        """Put a message at the end of its lane, and number it. Return whether it is the first there.
+
+        A receive from any source goes into its queue instead; it gets a number once it has chosen a sender.
+        """
         group_id, peer, end, own = message.messages.group_id, message.peer, message.receives, message.member.rank
         lane: Any
         if peer is None:
-            queue_name = group_id, own, message.tag
+            queue_name = QueueName(group_id, own, message.tag)
             lane = self.queues.get(queue_name)
             if lane is None:
                 lane = self.queues[queue_name] = Queue(queue_name, message.member.key)
             line = lane.receives
         else:
+            # see `LaneName`: the receiver comes before the tag, the sender after it
             name = (group_id, own, message.tag, peer) if end else (group_id, peer, message.tag, own)
             lane = self.lanes.get(name) or self.open_lane(name, message)
             line = lane.lines[end]
@@ -86,10 +93,14 @@ class Inbox:
         return line[0] is message
 
     def open_lane(self, name: LaneName, message: Message[Any]) -> Lane:
-        """Make the lane of a message with a peer."""
+        """Make and return the lane of a message that has a peer. It continues the kept numbers of a lane of that name.
+
+        If the numbers of too many idle lanes are kept, all are dropped, and `shared.lost_count` is set.
+        """
         wires, peer, members = message.messages.wires, cast("int", message.peer), message.members
         lane = self.lanes[name] = Lane()
-        lane.name, lane.group, lane.members = name, message.member.key, members
+        lane.name, lane.src, lane.members, lane.group = name, name[3], members, message.member.key
+        lane.queue = name[:3]  # type: ignore[assignment]  # equal to a `QueueName`, which takes longer to make
         lane.by_wire = (wires[peer] if peer in wires else message.messages.wire(peer)) is not None
         lane.lines, lane.arrived, lane.returned = (deque(), deque()), [None, None], []
         numbers = self.numbers.get(name)
@@ -102,12 +113,12 @@ class Inbox:
         return lane
 
     def leave(self, message: Message[Any], failure: Failure | None, *, gives_back: bool = False) -> None:
-        """Remove a message that has ended, or that gives its place back, and let the next one of its lane arrive.
+        """Remove a message from its lane or queue, because it has ended or is withdrawn, and let the next one arrive.
 
         Args:
             message: The message.
-            failure: Its error, if it has failed.
-            gives_back: Whether its number goes to the next receive.
+            failure: Failure of the message; None: it has not failed.
+            gives_back: Whether the message is a withdrawn receive whose number goes to the next one.
         """
         lane, message.lane = message.lane, None
         if message.state >= DONE:
@@ -118,13 +129,14 @@ class Inbox:
         outstanding.operations.pop(message, None)
         if outstanding.draining or failure is not None:
             outstanding.record_end(message, failure)
+        # take it out of its lane or queue
         if isinstance(lane, Lane):
-            queue_name, end = lane.name[:3], message.receives
+            queue_name, end = lane.queue, message.receives
             line = lane.lines[end]
             if lane.arrived[end] is message:
                 lane.arrived[end] = None
-            if gives_back:
-                lane.numbers[1] -= 1
+            if gives_back:  # later receives move up: of numbers 4, 5, 6 without 4 remain 4, 5
+                lane.numbers[RECEIVE] -= 1
                 for later in line:
                     if later.seq > message.seq:
                         later.seq -= 1
@@ -134,6 +146,7 @@ class Inbox:
             if queue.searching is message:
                 queue.searching = None
                 self._stop_waiting(queue)
+        # let the next one arrive, and drop what is empty
         if line[0] is message:
             line.popleft()
             if line:
@@ -144,9 +157,9 @@ class Inbox:
         if not isinstance(lane, Lane):
             if not line:
                 self.queues.pop(queue_name, None)
-        elif not (lane.lines[0] or lane.lines[1] or lane.returned):
+        elif not (lane.lines[SEND] or lane.lines[RECEIVE] or lane.returned):
             self.lanes.pop(lane.name, None)
-            if lane.numbers[0] == lane.numbers[1] and not lane.by_wire:
+            if lane.numbers[SEND] == lane.numbers[RECEIVE] and not lane.by_wire:  # equal numbers may begin at 0 again
                 self.numbers.pop(lane.name, None)
         if self.queues and message.receives:
             self._search_soon(queue_name)
@@ -154,19 +167,15 @@ class Inbox:
     # -- matching ------------------------------------------------------------------------------------------------------
 
     def match(self, message: Message[Any]) -> None:
-        """Match a message that has arrived, or let it wait."""
-        lane, shared = message.lane, self.shared
-        if not isinstance(lane, Lane):  # a receive from any source
-            message.lock()
-            queue = cast("Queue", lane)
-            queue.searching = message
-            if message.at_once:
-                self._search(queue)
-            else:
-                self._search_soon(queue.name)
+        """Match a message, the first of its lane, whose input exists; if its other end has not arrived, it waits.
+
+        A receive from any source begins to choose a sender. A message to or from another process begins its transfer.
+        """
+        lane, shared, receives = message.lane, self.shared, message.receives
+        if not isinstance(lane, Lane):
+            self._begin_search(message, cast("Queue", lane))
             return
-        end = message.receives
-        if end and lane.returned:
+        if receives and lane.returned:
             self._take_returned(lane, message)
             return
         if shared.broken and (broken := shared.broken.get(lane.group_id) or shared.broken.get(lane.id)):
@@ -178,47 +187,53 @@ class Inbox:
             if message.state is MATCHING:
                 message.messages.transfer(message)
             return
-        other = lane.arrived[not end]
-        if other is not None:
-            lane.arrived[not end] = None
-            send, receive = (other, message) if end else (message, other)
-            if send.call is receive.call or receive.agrees(send.call, send.flat):
-                try:
-                    self._engine.carry(lane, send, receive, send.call)
-                except Exception as unfit:  # no memory, or ranks that no wire of the model joins
-                    self._fail_unfit(send, receive, unfit)
-            else:
-                self._fail_different(lane, send, receive)
+        other_end = SEND if receives else RECEIVE
+        other = lane.arrived[other_end]
+        if other is None:
+            self._wait_for_other_end(message, lane)
             return
-        lane.arrived[end] = message
-        if not end or message.buffers is not None or message.locked or message.out is None:
+        lane.arrived[other_end] = None
+        send, receive = (other, message) if receives else (message, other)
+        if send.call is receive.call or receive.agrees(send.call, send.flat):
+            try:
+                self._engine.carry(lane, send, receive, send.call)
+            except Exception as unfit:  # no memory, or ranks that no wire of the model joins
+                self._fail_unfit(send, receive, unfit)
+        else:
+            self._fail_different(lane, send, receive)
+
+    def _wait_for_other_end(self, message: Message[Any], lane: Lane) -> None:
+        """Let a message wait, with its arrays locked, for the arrival of its other end in this process."""
+        shared = self.shared
+        lane.arrived[message.receives] = message
+        if not message.receives or message.buffers is not None or message.locked or message.out is None:
             message.lock()
         elif not message.context.arrays.shapes_only:  # inlined from `lock`, for a short latency
             out = message.out
             message.target, message.locked = out.view(), message.context.locks.lock((out,), out)
-        if shared.left and lane.members[not end] in shared.left:
-            self._fail_if_left(lane, message, lane.members[not end])
-        elif self.queues and not end:
-            self._search_soon(lane.name[:3])
+        if shared.left and message.peer_rank in shared.left:
+            self._fail_if_left(lane, message, message.peer_rank)
+        elif self.queues and not message.receives:
+            self._search_soon(lane.queue)
 
     def _check_peer(self, lane: Lane, message: Message[Any]) -> None:
-        """Fail a message if the other end, in another process, is known not to take part."""
-        self._fail_if_left(lane, message, lane.members[not message.receives])
-        for error in self.shared.take_early(lane, message.seq):
-            message.fail(Failure(error()))  # type: ignore[operator]  # ranks that wait for messages do not ask
+        """Fail a message if its peer, in another process, has finished its program or reported a failure of it."""
+        self._fail_if_left(lane, message, message.peer_rank)
+        for error in self.shared.take_early_reports(lane, message.seq):
+            message.fail(Failure(error()))  # type: ignore[operator]  # for a message the reports are errors alone
 
     @staticmethod
     def _fail_unfit(send: Message[Any], receive: Message[Any], error: BaseException) -> None:
-        """Fail both ends of a match that cannot be carried out."""
-        peers_error = failed_before(receive, error)
+        """Fail both ends of a match that cannot be carried out: the receive with `error`, the send because of it."""
+        peers_error = peer_error_maker(receive, error)
         receive.fail(Failure(error))
         send.fail(Failure(peers_error()))
 
     @staticmethod
     def _fail_different(lane: Lane, send: Message[Any], receive: Message[Any]) -> None:
-        """Fail both ends of a match that differ."""
+        """Fail both ends of a match in this process, because the calls of `send` and `receive` differ."""
         src, dst = lane.members
-        error = mismatch(
+        error = mismatch_error_maker(
             send.member.name,
             receive.seq,
             RankCall(dst, receive.call, receive.call_site),
@@ -228,30 +243,54 @@ class Inbox:
         receive.fail(Failure(error()))
 
     def withdraw(self, message: Message[Any], failure: Failure) -> None:
-        """Fail a message that cannot take part, and with it the other end, now or when that arrives."""
-        lane, seq, failed = message.lane, message.seq, failed_before(message, failure.error)
+        """Fail a message that cannot take part, such as one whose input has failed, and report that to its other end.
+
+        * The other end is in another process: the failure is reported there.
+        * Both are here, and the message is a send: the error takes its place in the lane, for the receive to meet.
+        * Both are here, and the message is a receive: its send waits for the next receive.
+        """
+        lane, seq, failed = message.lane, message.seq, peer_error_maker(message, failure.error)
         message.fail(failure)
         if not isinstance(lane, Lane):
             return
-        if self.here is None or lane.members[not message.receives] in self.here:
+        if self.here is None or message.peer_rank in self.here:
             if not message.receives:
                 self.put_back(lane, Returned(next(ARRIVALS), error=failed))
         else:
-            self.shared.far.send_operation_failed(lane, seq, failed())
+            self.shared.control.send_operation_failed(lane, seq, failed())
 
     def fail_broken_wire(self, message: Message[Any], error: BaseException) -> None:
-        """Fail a message whose wire broke; if a report of the cause may be on its way, a moment later."""
-        fail = partial(self.withdraw, message, Failure(error))
+        """Fail a message whose wire broke with `error`; if a report of the cause may be on its way, a moment later.
+
+        A receive that has left its lane or queue by then does not fail.
+        """
+        if isinstance(error, TransportError):
+            error.operation = f"{message.label} ({message.call_site})"
+        lane = message.lane
+
+        def fail() -> None:
+            if message.lane is lane:
+                self.withdraw(message, Failure(error))
+
         if self.here is None or not isinstance(error, LinkLostError) or error.evident:
             fail()
         else:
-            self.shared.far.hold_broken_end(message, error, fail)
+            self.shared.control.hold_broken_end(message, error, fail)
 
     def fail_at(self, lane_id: int, seq: int, error: Callable[[], BaseException]) -> bool:
-        """Fail a message here because of its other end, in another process; False if it has not arrived."""
+        """Fail a message because its other end, in another process, has failed.
+
+        Args:
+            lane_id: Id of the message's lane.
+            seq: Number of the message in the lane.
+            error: Makes the error of the message.
+
+        Returns:
+            Whether the message is in its lane; False if it has not been issued yet, or has ended.
+        """
         for lane in self.lanes.values():
             if lane.by_wire and lane.id == lane_id:
-                for message in (*lane.lines[0], *lane.lines[1]):
+                for message in (*lane.lines[SEND], *lane.lines[RECEIVE]):
                     if message.seq == seq:
                         message.fail(Failure(error()))
                         return True
@@ -260,47 +299,60 @@ class Inbox:
     # -- messages that are given back ------------------------------------------------------------------------------
 
     def withdraw_receive(self, receive: Message[Any], later: Callable[[], None]) -> bool | None:
-        """Take a receive out of matching, as if it had never been issued, unless a message has met it.
+        """Return whether a receive may leave its lane: no message has met it. Only the caller removes it there.
+
+        The receive of a transfer is withdrawn from the wire.
 
         Args:
             receive: The receive, which has arrived.
-            later: Function to call once the transport has given it back, if that takes a task.
+            later: Called once the wire has withdrawn the receive, if that happens after this call.
 
         Returns:
-            Whether it is withdrawn now; None if that is still open.
+            True: it may leave. False: a message has met it. None: the wire decides later.
         """
         if self.shared.intercept is not None and self.shared.intercept.withdraw(receive):
             return True
         if receive.request is not None:
             return transfer.withdraw(receive, later)
         lane = receive.lane
-        return (lane.arrived[1] if isinstance(lane, Lane) else cast("Queue", lane).searching) is receive
+        # without a transfer, it has met no message if it still waits in its lane, or searches in its queue
+        return (lane.arrived[RECEIVE] if isinstance(lane, Lane) else cast("Queue", lane).searching) is receive
 
     def give_back(self, receive: Message[Any], message: Returned) -> None:
-        """Give the message of an ended receive to the next one of its lane."""
+        """Give the message of an ended receive to the next receive of its lane; make the lane again if need be."""
         name = receive.messages.lane_name(receive)
         self.put_back(self.lanes.get(name) or self.open_lane(name, receive), message)
 
     def put_back(self, lane: Lane, message: Returned, giver: Message[Any] | None = None) -> None:
-        """Give a message that no task has taken to the next receive of its lane."""
+        """Put a message that no task has taken back into its lane, and give it to the next receive that waits there.
+
+        Args:
+            lane: The lane.
+            message: The message. Of several, the one that arrived first is received first.
+            giver: The receive that returns the message, if it is still in the lane: it must not get the message again.
+        """
         lane = self.lanes.setdefault(lane.name, lane)
         insort(lane.returned, message, key=lambda returned: returned.order)
-        waiting = lane.lines[1][0] if lane.lines[1] else None
+        waiting = lane.lines[RECEIVE][0] if lane.lines[RECEIVE] else None
         if waiting is None or waiting is giver or waiting.state <= ADMITTED:
-            self._search_soon(lane.name[:3])
-        elif lane.arrived[1] is waiting:
-            lane.arrived[1] = None
+            self._search_soon(lane.queue)
+        elif lane.arrived[RECEIVE] is waiting:
+            lane.arrived[RECEIVE] = None
             self._take_returned(lane, waiting)
-        elif waiting.request is not None and transfer.withdraw(waiting, partial(self._restart, waiting)):
+        # it waits on a wire: withdraw it there, so that it arrives again, at once (True) or by `_match_again` later
+        elif waiting.state is RUNNING and transfer.withdraw(waiting, partial(self._match_again, waiting)):
             self.arrive(waiting)
 
-    def _restart(self, receive: Message[Any]) -> None:
-        """Let a receive arrive again that the transport has given back, so that it gets a returned message."""
+    def _match_again(self, receive: Message[Any]) -> None:
+        """Match a receive again, after the wire has withdrawn it, so that it gets a returned message."""
         if not receive.done:
             self.arrive(receive)
 
     def _take_returned(self, lane: Lane, receive: Message[Any]) -> None:
-        """Give a receive the oldest returned message; fail the receive if its call differs."""
+        """End a receive with the oldest returned message of its lane.
+
+        The receive fails if its call does not fit that message, or if that message is the error of a failed send.
+        """
         message = lane.returned.pop(0)
         receive.order = message.order
         try:
@@ -308,10 +360,10 @@ class Inbox:
                 raise message.error()
             pattern = message.call
             assert pattern is not None, "this is a bug in overlap: a returned message has no call"
-            lane.numbers[1] -= 1  # the number belongs to a later message
+            lane.numbers[RECEIVE] -= 1  # the number belongs to a later message
             if not receive.agrees(pattern, message.flat):
                 src, dst = lane.members
-                raise mismatch(
+                raise mismatch_error_maker(
                     receive.member.name,
                     receive.seq,
                     RankCall(src, pattern, "received before"),
@@ -328,64 +380,83 @@ class Inbox:
     # -- receives from any source ------------------------------------------------------------------------------------
 
     def has_message(self, receive: Message[Any]) -> bool:
-        """Whether a parked receive would meet a message at once."""
-        if receive.asked is None and receive.messages.lane_name(receive)[:3] in self.queues:
+        """Whether a message is present that a parked receive would meet at once."""
+        if receive.asked is None and receive.messages.queue_name(receive) in self.queues:
             return False
-        return self._find_oldest(receive, self._choices(receive)) is not None
+        return self._find_oldest(receive, self._remote_choices(receive)) is not None
 
     def _lanes_of(self, receive: Message[Any]) -> list[Lane]:
-        """Return the lanes with messages that a receive could take, if it were the first."""
-        name, asked = receive.messages.lane_name(receive)[:3], receive.asked
+        """Return the lanes from which a receive may take a message: one, or for any source those of all senders."""
+        name, asked = receive.messages.queue_name(receive), receive.asked
         senders = range(receive.member.size) if asked is None else (asked,)
         return [lane for src in senders if (lane := self.lanes.get((*name, src))) is not None]
 
+    def _begin_search(self, receive: Message[Any], queue: Queue) -> None:
+        """Let a receive from any source, the first of its queue, choose a sender now or soon."""
+        receive.lock()
+        queue.searching = receive
+        if receive.at_once:
+            self._search(queue)
+        else:
+            self._search_soon(queue.name)
+
     def _search_soon(self, name: QueueName) -> None:
-        """Let the first receive from any source, if there is one, choose at a time when it may choose a message."""
+        """Let the first receive of a queue search for a message, when the engine lets it choose; see `choose_soon`."""
         queue = self.queues.get(name)
         if queue is not None and queue.searching is not None:
             self._engine.choose_soon(queue.searching.context, partial(self._search, queue))
 
     def _search(self, queue: Queue, arrived: Envelope | None = None) -> None:
-        """Take the oldest message; fail if none can come.
+        """Let the first receive of a queue take the oldest message; without one it waits, or fails if none can come.
 
         Args:
-            queue: The queue of the first receive.
-            arrived: Message that another process has announced just now.
+            queue: The queue.
+            arrived: Message that another process has announced just now; None: the engine is asked for one.
         """
         receive = queue.searching
         if receive is None:
             return
         self._stop_waiting(queue)
-        if (broken := self.shared.broken.get(queue.name[0])) is not None:
+        if (broken := self.shared.broken.get(queue.name.group_id)) is not None:
             receive.fail(Failure(broken(), seen=True))
             return
-        choices = self._choices(receive)
+        choices = self._remote_choices(receive)
         oldest = self._find_oldest(receive, choices, arrived)
         if oldest is not None:
-            receive.context.flight.ended(receive.record, receive.context.now_ns())
-            self.leave(receive, None)
-            receive.priority -= receive.port.stream.priority
-            receive._enter(ISSUED)
-            receive.peer = oldest[1]
-            receive.members = queue.group.ranks[oldest[1]], receive.context.rank
-            receive.messages.begin(receive)
+            _, sender = oldest
+            self._begin_from(receive, sender, queue.group.ranks[sender])
         elif self._all_left(queue):
             rank = receive.context.rank
             cause = f"all other ranks finished their programs while rank {rank} waits in {receive.label}"
             receive.fail(Failure(RankLeftError(f"{cause} ({receive.call_site})", culprit=rank)))
         elif choices:
             queue.scope = trio.CancelScope()
-            receive.context.spawn(self._wait_announced, queue, receive, choices, queue.scope)
+            receive.context.spawn(self._search_after_announcement, queue, receive, choices, queue.scope)
 
-    def _choices(self, receive: Message[Any]) -> list[tuple[int, int]]:
-        """Return the world ranks in other processes that may send to a receive, and its tag on their wires.
+    def _begin_from(self, receive: Message[Any], sender: int, rank: int) -> None:
+        """Move a receive from its queue to the lane of the sender that it has chosen.
 
-        A sender that another receive names is none of them.
+        Args:
+            receive: The receive, the first of its queue.
+            sender: Group rank of the sender.
+            rank: World rank of the sender.
+        """
+        receive.context.flight.ended(receive.record, receive.context.now_ns())
+        self.leave(receive, None)
+        receive.priority -= receive.port.stream.priority  # `begin` adds it again
+        receive._enter(ISSUED)
+        receive.peer, receive.peer_rank, receive.members = sender, rank, (rank, receive.context.rank)
+        receive.messages.begin(receive)
+
+    def _remote_choices(self, receive: Message[Any]) -> list[tuple[int, int]]:
+        """Return the possible senders of a receive in other processes, as (world rank, tag on the wire).
+
+        A sender that another receive names does not count: its next message is for that receive.
         """
         messages, asked = receive.messages, receive.asked
         if not messages.has_wires:
             return []
-        named = {lane.name[3] for lane in self._lanes_of(receive) if lane.lines[1]}
+        named = {lane.src for lane in self._lanes_of(receive) if lane.lines[RECEIVE]}
         tag = wire_tag(messages.lane_name(receive))
         return [
             (rank, tag)
@@ -396,19 +467,32 @@ class Inbox:
     def _find_oldest(
         self, receive: Message[Any], choices: list[tuple[int, int]], arrived: Envelope | None = None
     ) -> tuple[int, int] | None:
-        """Return the start time and the sender of the oldest message for a receive; of one time, the lowest rank.
+        """Return (start time in ns, group rank of the sender) of the oldest message for a receive, or None.
+
+        Of messages with equal start times, the one of the lowest rank counts as the oldest.
 
         Args:
             receive: The receive.
-            choices: World ranks and tags of messages of other processes that it may take.
-            arrived: Message that another process has announced just now.
+            choices: The result of `_remote_choices`.
+            arrived: Message that another process has announced just now; None: the engine is asked for one.
         """
-        offered = [(lane.offered_ns, lane.name[3]) for lane in self._lanes_of(receive)]
+        offered = [(lane.offered_ns, lane.src) for lane in self._lanes_of(receive)]
         if choices:
             announced = arrived or self._engine.oldest_announced(receive.context.rank, choices)
             if announced is not None and (announced.src, announced.tag) in choices:
                 offered.append((announced.since_ns, receive.member.label[1].index(announced.src)))
+            if self.shared.early:
+                offered += [(RETURNED_NS, src) for src in self._failed_senders(receive, choices)]
         return min([(since_ns, src) for since_ns, src in offered if since_ns is not None], default=None)
+
+    def _failed_senders(self, receive: Message[Any], choices: list[tuple[int, int]]) -> Iterator[int]:
+        """Yield the senders, among choices in other processes, that have reported that their next send has failed."""
+        queue_name, early = receive.messages.queue_name(receive), self.shared.early
+        for rank, _ in choices:
+            name: LaneName = (*queue_name, receive.member.label[1].index(rank))
+            _, numbers = self.numbers.get(name, ((), [0, 0]))
+            if (name[0], lane_id(*name), numbers[RECEIVE]) in early:
+                yield name[3]
 
     @staticmethod
     def _stop_waiting(queue: Queue) -> None:
@@ -417,40 +501,60 @@ class Inbox:
             queue.scope.cancel()
             queue.scope = None
 
-    async def _wait_announced(
+    async def _search_after_announcement(
         self, queue: Queue, receive: Message[Any], choices: list[tuple[int, int]], scope: trio.CancelScope
     ) -> None:
-        """Wait for an announcement of another process, then search again; a lost wire fails the receive."""
+        """Wait for an announcement of another process, then search again; a lost wire fails the receive.
+
+        Args:
+            queue: The queue of the receive.
+            receive: The first receive of the queue.
+            choices: The result of `_remote_choices`.
+            scope: Cancelled when the receive needs no announcement any more.
+        """
         with scope:
             try:
                 arrived = await self._engine.wait_announced(receive.context.rank, choices)
             except Exception as error:  # the wire to a sender is lost
-                if receive is queue.searching:
-                    receive.fail(Failure(error))
+                if receive is queue.searching:  # else it has a message already, or was cancelled
+                    self.fail_broken_wire(receive, error)
                 return
-            # like `_search`, so that the next receive chooses only after this one has begun to take the message
+            # The search goes through the engine's queue of choices, as the first one did: so the next receive chooses
+            # only after this one has begun to take its message.
             self._engine.choose_soon(receive.context, partial(self._search, queue, arrived))
 
     def forget(self, seq: int) -> None:
-        """Do nothing: a lane drops a message when that ends."""
+        """Do nothing, unlike a communicator: a message leaves its lane when it ends."""
 
     # -- ends of ranks and groups ------------------------------------------------------------------------------------
 
     def give_up(self, message: Message[Any], failure: Failure) -> None:
-        """Fail a message, and all present and later ones of its lane: the state of the other end is unknown."""
-        lane, error = message.lane, gave_up(message, failure.error)
+        """Fail a message that its rank waits for no longer, and all present and later ones of its lane.
+
+        They fail because nobody knows how far the other end is. Of a flat message (for PyTorch) the lane lives on.
+        """
+        lane, error = message.lane, gave_up_error_maker(message, failure.error)
         message.fail(failure)
-        if isinstance(lane, Lane) and not message.flat:  # of PyTorch the message alone
+        if isinstance(lane, Lane) and not message.flat:
             self.shared.break_off(lane.id, error)
             if lane.by_wire and self.here is not None:
-                self.shared.far.send_operation_failed(lane, 0, error(), onwards=True)
+                self.shared.control.send_operation_failed(lane, 0, error(), onwards=True)
 
     def break_off(self, key_id: int, error: Callable[[], BaseException]) -> None:
-        """Fail the messages of a group or a lane that have not met their other end here."""
+        """Fail the messages of a group or a lane that have not met their other end here.
+
+        Args:
+            key_id: Id of the group or of the lane.
+            error: Makes a new error for each message. The errors count as seen: unawaited, they do not fail a rank.
+        """
         for lane in list(self.lanes.values()):
             if key_id in (lane.group_id, lane.id):
                 for message in self._under_way(lane):
                     message.fail(Failure(error(), seen=True))
+        self.search_again()
+
+    def search_again(self) -> None:
+        """Let the first receive from any source of each queue look again for a message, or for an error."""
         for name in list(self.queues):
             self._search_soon(name)
 
@@ -458,10 +562,9 @@ class Inbox:
         """Fail the messages that wait for a rank that has finished its program."""
         for lane in list(self.lanes.values()):
             for message in self._under_way(lane):
-                if lane.members[not message.receives] == rank:
+                if message.peer_rank == rank:
                     self._fail_if_left(lane, message, rank)
-        for name in list(self.queues):
-            self._search_soon(name)
+        self.search_again()
 
     @staticmethod
     def _under_way(lane: Lane) -> list[Message[Any]]:
@@ -471,25 +574,51 @@ class Inbox:
         return [line[0] for line in lane.lines if line and line[0].request is not None]
 
     def _all_left(self, queue: Queue) -> bool:
-        """Whether all other ranks have finished their programs, and no message of them is in flight."""
-        others = [(src, rank) for src, rank in enumerate(queue.group.ranks) if src != queue.name[1]]
+        """Whether no message can come any more: all other ranks have finished, and nothing of them is in flight."""
+        others = [(src, rank) for src, rank in enumerate(queue.group.ranks) if src != queue.name.receiver]
         if not others or not self.shared.left.issuperset(rank for _, rank in others):
             return False
         for src, rank in others:
-            name = *queue.name, src
+            name: LaneName = (*queue.name, src)
+            # A lane without numbers never had a message. Messages that match here are visible in their lane. On a wire,
+            # only the numbers of both ends show whether all were received.
             lane, (_, numbers) = self.lanes.get(name), self.numbers.get(name, ((), (0, 0)))
-            if (lane is None or lane.by_wire) and not self.shared.sent_no_more(rank, lane_id(*name), numbers[1]):
+            if (lane is None or lane.by_wire) and not self.shared.had_at_most(rank, lane_id(*name), numbers[RECEIVE]):
                 return False
         return True
 
     def issued_counts(self, rank: int) -> dict[int, int]:
-        """Return the number of messages of a rank here at its end of each lane, by id of the lane."""
-        lanes = self.numbers.items()
-        return {lane_id(*name): numbers[rank == ends[1]] for name, (ends, numbers) in lanes if rank in ends}
+        """Return how many messages a rank here has issued on each lane, by id of the lane: sends, or receives.
+
+        A receive from any source that has chosen no sender counts on the lane of each possible sender.
+        """
+        for queue_name, queue in self.queues.items():
+            ranks = queue.group.ranks
+            # make an entry for the lane of each possible sender, so that the loop below counts it
+            for src, sender in enumerate(ranks):
+                self.numbers.setdefault((*queue_name, src), ((sender, ranks[queue_name.receiver]), [0, 0]))
+        counts: dict[int, int] = {}
+        for name, (ends, numbers) in self.numbers.items():  # `ends` are sender and receiver
+            if rank in ends:
+                end = int(rank == ends[RECEIVE])
+                undecided = self.queues.get(name[:3]) if end == RECEIVE else None  # type: ignore[call-overload]
+                counts[lane_id(*name)] = numbers[end] + (len(undecided.receives) if undecided else 0)
+        return counts
+
+    def is_unwanted(self, send: Message[Any]) -> bool:
+        """Whether nobody will receive a send: its receiver has left, or closes and has issued no receive for it."""
+        receiver, lane, shared = send.members[1], cast("Lane", send.lane), self.shared
+        if receiver in shared.left or receiver not in shared.closing:
+            return receiver in shared.left
+        is_awaited_here = lane.lines[RECEIVE] or lane.queue in self.queues
+        return not is_awaited_here and shared.had_at_most(receiver, lane.id, send.seq)
 
     def _fail_if_left(self, lane: Lane, message: Message[Any], rank: int) -> None:
-        """Fail a message if the other end has finished its program, and never issued its own."""
-        if rank not in self.shared.left or not self.shared.sent_no_more(rank, lane.id, message.seq):
+        """Fail a message if its peer, the world rank `rank`, has finished its program without issuing the other end.
+
+        But a send whose own rank is closing (it waits only until its messages are received) ends as if received.
+        """
+        if rank not in self.shared.left or not self.shared.had_at_most(rank, lane.id, message.seq):
             return
         if message.context.rank in self.shared.closing and not message.receives:  # both close: nobody has failed
             message.drop()
@@ -498,8 +627,6 @@ class Inbox:
             message.fail(Failure(RankLeftError(f"rank {rank} finished its program while {needs}", culprit=rank)))
 
     def close_group(self, group_id: int) -> None:
-        """Drop the messages of a group that no rank here uses any more; the numbers of its lanes are kept."""
-        of_inbox: list[dict[Any, Any]] = [self.lanes, self.queues]
-        for messages in of_inbox:
-            for name in [name for name in messages if name[0] == group_id]:
-                del messages[name]
+        """Drop the lanes and queues of a group that no rank here uses any more; the numbers of its lanes are kept."""
+        self.lanes = {name: lane for name, lane in self.lanes.items() if name[0] != group_id}
+        self.queues = {name: queue for name, queue in self.queues.items() if name[0] != group_id}

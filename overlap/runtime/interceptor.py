@@ -1,4 +1,4 @@
-"""Interceptors: what simulated faults, tests and checks change about the programs and operations of a world."""
+"""Interceptors: hooks by which simulated faults, tests and checks change the programs and operations of a world."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Place: TypeAlias = "Port | Inbox"
 class Interceptor:
     """Sees the operations of all ranks of a world, and decides when they arrive; by default at once.
 
-    A world has one or none; see `Communicators.use`.
+    A world has at most one interceptor; see `Communicators.use`.
     """
 
     async def live(self, program: Callable[[], Awaitable[T]], context: RankContext) -> T:
@@ -28,16 +28,23 @@ class Interceptor:
         return await program()
 
     def issued(self, place: Place, operation: Any) -> None:
-        """Observe a collective before it gets the number `port.next_seq`, or a message in its lane."""
+        """Observe an operation as it is issued.
+
+        A collective is about to get the number `place.next_seq`. A message is in its lane and has its number, unless it
+        is a receive from any source.
+        """
 
     def arrive(self, place: Place, operation: Any) -> None:
-        """Let the end of a rank arrive: now, by `place.match`, or later, or never."""
+        """Let an operation, whose input exists, arrive: call `place.match(operation)` now, later, or never."""
         place.match(operation)
 
     def withdraw(self, operation: Operation) -> bool:
-        """Withdraw a receive that is held; False if it is not."""
+        """Withdraw a receive that this interceptor holds, so that it never arrives. Return False if it holds none."""
         return False
 
     def starts(self, match: Match, operation: Operation) -> bool:
-        """Whether the ends of a match may start, now that all have arrived, `operation` last."""
+        """Whether a collective may start, now that its last end, `operation`, has arrived; if not, nothing starts it.
+
+        Called for collectives whose ranks are all in one process and share its memory.
+        """
         return True

@@ -1,17 +1,20 @@
-"""Interrupts: Ctrl-C ends the code of the program, and never this package between two of its instructions.
+"""Interrupts: Ctrl-C raises an error in the code of the program, and never between two instructions of this package.
 
-Python runs signal handlers between any two instructions of the main thread. An error that is raised at once can leave
-a lock acquired, or an operation half issued. The handler here looks at the interrupted frame. In code of the program it
-raises at once. In code of this package, or of a library that this package has called, it raises when control returns
-to the program: it puts a trace function on the frame that the program has called, so that no call of this package
-checks anything. Waits of this package are marked `interruptible`, and end at once.
+Python runs signal handlers between any two instructions of the main thread. An error that is raised there can leave a
+lock acquired, or an operation half issued. So the handler here looks at the interrupted frame:
 
-A coroutine of the program may await something of this package. Then control returns to the event loop first, whose
-frame gets the trace function. Trio delivers the interrupt to its main task, as it does while all tasks wait.
+* In code of the program, it raises the error at once.
+* In code of this package, or of a library that this package has called, it defers the error until control returns to
+  the program. It puts a trace function on the frame that the program has called; so no function of this package has to
+  check for interrupts.
+* Functions of this package that wait are marked `interruptible`: in these it raises the error at once.
 
-An interrupt that comes more than a second after another one is raised at once. Handlers of the program, and of other
-event loops, are left alone. A debugger's trace function ends with the interrupt. A second one ends the process where a
-rank waits for a daemon that ignores its cancellation: Trio waits for such tasks in spite of interrupts.
+If a coroutine of the program awaits something of this package, control returns to the event loop first. Then the frame
+of the loop gets the trace function, and Trio delivers the interrupt to its main task, as it does while all tasks wait.
+
+If an error is still deferred after a second, the next interrupt is raised at once. Handlers that the program or another
+event loop has installed are left alone. A debugger's trace function ends with the interrupt. While a rank waits for a
+daemon that ignores its cancellation, a second Ctrl-C ends the process: Trio waits for such tasks in any case.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from opcode import opmap
 from time import monotonic
 from types import CodeType, FrameType
 from typing import Any, Protocol, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import trio
 
@@ -41,30 +45,35 @@ class _Function(Protocol):
 
 F = TypeVar("F", bound=_Function)
 
-_waits: set[CodeType] = set()
-_callers: set[CodeType] = set()
-_finalizers: set[CodeType] = set()
+_waits: set[CodeType] = set()  # code of functions that are marked `interruptible`
+_callers: set[CodeType] = set()  # code of functions that are marked `calls_program`
+_WEAK: tuple[Callable[[], Any], ...] = (WeakSet, WeakKeyDictionary, WeakValueDictionary)
+# code of functions that are marked `finalizer`, and of the callbacks of Python's weak collections
+_finalizers: set[CodeType] = {make()._remove.__code__ for make in _WEAK}
 
 
 def interruptible(function: F) -> F:
-    """Mark a function that waits, and that an error may leave at each of its instructions."""
+    """Mark a function that waits, and in which the error of a signal may be raised at any instruction."""
     _waits.add(function.__code__)
     return function
 
 
 def calls_program(function: F) -> F:
-    """Mark a function that calls the program, which may be an installed package: it is no library of ours."""
+    """Mark a function of this package that calls the program. The program counts as such even if it is installed."""
     _callers.add(function.__code__)
     return function
 
 
 @interruptible
 def interruption_point() -> None:
-    """Raise an interrupt that is deferred in this thread."""
+    """Do nothing, but let a deferred interrupt be raised here, because this function is `interruptible`."""
 
 
 def finalizer(function: F) -> F:
-    """Mark a callback of a weak reference: the interpreter ignores errors that it raises, as in `__del__`."""
+    """Mark a callback of a weak reference. The interpreter ignores errors in it, as in `__del__`.
+
+    So the error of a signal that comes during the callback is raised in the frame that the callback has interrupted.
+    """
     _finalizers.add(function.__code__)
     return function
 
@@ -74,26 +83,28 @@ def finalizer(function: F) -> F:
 
 @contextmanager
 def deferring_interrupts() -> Iterator[None]:
-    """Handle Ctrl-C as above during the block, in the main thread, if the handler is that of Python or of Trio."""
+    """While the block runs in the main thread, handle Ctrl-C as the module describes, in place of Python's or Trio's
+    handler. Another handler stays.
+    """
     in_main_thread = threading.current_thread() is threading.main_thread()
     if in_main_thread:
-        _begin()
+        _install_handler()
     try:
         yield
     finally:
         if in_main_thread:
-            _end()
+            _restore_handler()
 
 
-_users = 0
-_was_interrupted = False
-_endless_waits = 0
-_replaced: Any = signal.default_int_handler
+_users = 0  # blocks of `deferring_interrupts` that run
+_was_interrupted = False  # whether Ctrl-C has come since the first of them
+_endless_waits = 0  # blocks of `ending_at_second_interrupt` that run
+_replaced: Any = signal.default_int_handler  # the handler before ours
 _loop: object = None  # the loop of Trio that has installed the replaced handler
 
 
-def _begin() -> None:
-    """Install the handler for one more user."""
+def _install_handler() -> None:
+    """Install the handler for one more block of `deferring_interrupts`."""
     global _users, _replaced, _loop, _was_interrupted
     if not _users:
         _was_interrupted = False
@@ -105,13 +116,14 @@ def _begin() -> None:
     _users += 1  # last: until the handler is installed, an interrupt may end this function
 
 
-def _end() -> None:
-    """Restore the replaced handler after the last user, except in another thread."""
-    global _users
+def _restore_handler() -> None:
+    """Restore the replaced handler after the last block of `deferring_interrupts`, if this is the main thread."""
+    global _users, _replaced, _loop
     _users -= 1
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not _users and in_main_thread and signal.getsignal(signal.SIGINT) is _on_interrupt:
         signal.signal(signal.SIGINT, _replaced if _is_loop_of_handler() else signal.default_int_handler)
+        _replaced, _loop = signal.default_int_handler, None  # the old values would keep the loop and results alive
 
 
 def _is_loop_of_handler() -> bool:
@@ -120,9 +132,9 @@ def _is_loop_of_handler() -> bool:
 
 
 def _on_interrupt(number: int, frame: FrameType | None) -> None:
-    """Handle Ctrl-C."""
+    """Handle Ctrl-C: raise `KeyboardInterrupt` now or later; see the module."""
     global _was_interrupted
-    if _was_interrupted and _endless_waits:
+    if _was_interrupted and _endless_waits:  # the second one, in a wait that no error ends: the process ends here
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.raise_signal(signal.SIGINT)
     _was_interrupted = True
@@ -131,7 +143,7 @@ def _on_interrupt(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def ending_at_second_interrupt() -> Iterator[None]:
-    """Let the second Ctrl-C end the process, if it comes during the block: no error could end what the block awaits."""
+    """Let the second Ctrl-C end the process if it comes during the block, whose wait no error could end."""
     global _endless_waits
     _endless_waits += 1
     try:
@@ -142,31 +154,36 @@ def ending_at_second_interrupt() -> Iterator[None]:
 
 def interrupt(frame: FrameType | None) -> None:
     """Raise `KeyboardInterrupt` in a frame; if Trio protects the frame, let Trio deliver it to its main task."""
-    if _is_loop_of_handler():
+    if _is_loop_of_handler():  # the replaced handler is this loop's own: it decides where to raise
         _replaced(signal.SIGINT, frame)
-    elif not (trio.lowlevel.in_trio_run() and trio.lowlevel.currently_ki_protected() and deliver_interrupt()):
-        raise KeyboardInterrupt
+        return
+    is_protected = trio.lowlevel.in_trio_run() and trio.lowlevel.currently_ki_protected()
+    if is_protected and deliver_interrupt():
+        return
+    raise KeyboardInterrupt
 
 
 # -- errors of signals, for all handlers -----------------------------------------------------------------------------
 
 
-def raise_in_program(frame: FrameType | None, error: Raise) -> None:
-    """Raise the error of a signal in the program: now if it was interrupted, else when control returns to it.
+def raise_in_program(frame: FrameType | None, raise_error: Raise) -> None:
+    """Raise the error of a signal in the program: now if code of it was interrupted, else when control returns to it.
 
     Args:
         frame: The interrupted frame of the main thread.
-        error: Raises the error.
+        raise_error: Function that raises the error in a frame.
     """
-    if _is_busy(frame):  # an error is about to be raised, or to be deferred
+    if _is_busy(frame):  # an earlier signal is being handled: its error will be raised
         return
-    called = _find_called(frame)
+    # `called`: the frame at whose return control goes back to the program; None if the error can be raised now
+    finalizer_frame = _find_finalizer_frame(frame)
+    called = _find_called_frame(frame if finalizer_frame is None else finalizer_frame.f_back) or finalizer_frame
     if called is None or (_deferred and monotonic() - _deferred[0].since_s > _PATIENCE_S):
         for deferred in tuple(_deferred):
-            deferred.forget()
-        error(frame)
+            deferred.stop_tracing()
+        raise_error(frame)
     elif not _deferred:
-        _deferred.append(_Deferred(called, error))
+        _deferred.append(_Deferred(called, raise_error))
 
 
 # An error that has not been raised by then is perhaps stuck in a library that this package has called.
@@ -183,12 +200,16 @@ def _is_busy(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-def _find_called(frame: FrameType | None) -> FrameType | None:
-    """Return the frame that the program, a library that calls this package, or an event loop has called.
+def _find_called_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the frame at whose return control goes from this package back to outside code.
 
-    None if the program was interrupted itself, or in a wait of this package.
+    Outside code is the program, a library that has called this package, or an event loop. Return None if no frame of
+    this package is between the interrupted frame and that code, or one that waits (`interruptible`): the error can be
+    raised at once then.
     """
-    by_library: FrameType | None = None  # called by an installed package, and calls no frame of ours
+    # Walk from the interrupted frame outwards. `by_library`: the frame that outside code has called, once that code is
+    # found. `ours`: whether a frame of this package was found.
+    by_library: FrameType | None = None
     called, at, ours = frame, frame, False
     while at is not None:
         code = at.f_code
@@ -205,59 +226,91 @@ def _find_called(frame: FrameType | None) -> FrameType | None:
     return by_library if ours else None
 
 
+def _find_finalizer_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the outermost frame of a finalizer among a frame and its callers; None: there is none."""
+    found = None
+    while frame is not None:
+        if frame.f_code.co_name == "__del__" or frame.f_code in _finalizers:
+            found = frame
+        frame = frame.f_back
+    return found
+
+
 class _Deferred:
-    """An error that is raised when a frame returns to the program, or when a wait of this package begins.
+    """An error of a signal that is raised later: when a frame returns to the program, or a wait of this package begins.
+
+    In a finalizer an error would be lost. So it is raised at the next instruction of the frame that the finalizer has
+    interrupted.
+
+    Args:
+        called: The frame that the program has called, or the frame of a finalizer.
+        error: Function that raises the error in a frame.
 
     Attributes:
-        since_s: Time of its signal.
+        since_s: Time of the signal.
     """
 
     def __init__(self, called: FrameType, error: Raise) -> None:
         self.since_s: float = monotonic()
         self._error, self._before = error, sys.gettrace()
-        ignored = called.f_code.co_name == "__del__" or called.f_code in _finalizers
-        if ignored and called.f_back is not None:
-            self._trace(called.f_back, each=True)
+        if called is _find_finalizer_frame(called) and called.f_back is not None:
+            self._trace(called.f_back, at_each_instruction=True)
         else:
-            self._trace(called, each=False)
+            self._trace(called, at_each_instruction=False)
         sys.settrace(self._on_call)
 
-    def _trace(self, frame: FrameType, *, each: bool) -> None:
-        """Trace each instruction of a frame, or its return."""
-        self._traced, self._each = frame, each
-        frame.f_trace, frame.f_trace_lines, frame.f_trace_opcodes = self._on_event, each, each
+    def _trace(self, frame: FrameType, *, at_each_instruction: bool) -> None:
+        """Let Python call `_on_frame_event` at each instruction of a frame, or only at its return."""
+        self._traced, self._at_each_instruction = frame, at_each_instruction
+        frame.f_trace = self._on_frame_event
+        frame.f_trace_lines = frame.f_trace_opcodes = at_each_instruction
 
-    def forget(self) -> None:
-        """Trace nothing any more."""
+    def stop_tracing(self) -> None:
+        """Stop tracing, restore the trace function that was there before, and forget this error."""
         _deferred.clear()
         sys.settrace(self._before)
         self._traced.f_trace, self._traced.f_trace_lines, self._traced.f_trace_opcodes = None, True, False
 
     def _on_call(self, frame: FrameType, event: str, argument: object) -> None:
-        """Raise the error in a wait that begins."""
+        """Raise the error if a wait of this package begins. Python calls this at every call of a function.
+
+        It returns None, so that Python does not trace the called function.
+        """
         if frame.f_code in _waits:
-            self.forget()
+            self.stop_tracing()
             self._error(frame)
 
-    def _on_event(self, frame: FrameType, event: str, argument: object) -> None:
-        """Raise the error at the return; if a coroutine only waits, in the event loop that it returns to."""
-        loop = frame.f_back
-        if (self._each or event == "return") and loop is not None and _instruction(frame) in _YIELDS:
-            while loop.f_back is not None and (is_ours(loop.f_code) or _instruction(loop) == _SEND):
-                loop = loop.f_back
+    def _on_frame_event(self, frame: FrameType, event: str, argument: object) -> None:
+        """Raise the error in the caller of the traced frame as it returns, or at the frame's next instruction.
+
+        If the frame is a coroutine that does not return, but waits, control goes to the event loop, not to the program.
+        Then the frame of the loop is traced instead, and the error is raised there.
+
+        Args:
+            frame: The traced frame.
+            event: What Python reports, such as "return" or "opcode".
+            argument: Not used.
+        """
+        if not (self._at_each_instruction or event == "return"):
+            return
+        caller = frame.f_back
+        if caller is not None and _instruction(frame) in _YIELDS:  # a coroutine that only waits
+            while caller.f_back is not None and (is_ours(caller.f_code) or _instruction(caller) == _SEND):
+                caller = caller.f_back
             frame.f_trace = None
-            self._trace(loop, each=True)
-        elif self._each or event == "return":
-            self.forget()
-            self._error(frame if self._each else loop)
+            self._trace(caller, at_each_instruction=True)
+        else:
+            self.stop_tracing()
+            self._error(frame if self._at_each_instruction else caller)
 
 
-_BUSY = {function.__code__ for function in (raise_in_program, _Deferred._on_call, _Deferred._on_event)}
+_BUSY = {function.__code__ for function in (raise_in_program, _Deferred._on_call, _Deferred._on_frame_event)}
 
 
 def _instruction(frame: FrameType) -> int:
-    """Return the code of the instruction that a frame executes."""
+    """Return the number of the bytecode instruction that a frame executes."""
     code, at = frame.f_code.co_code, frame.f_lasti
+    # an instruction takes two bytes; the interpreter's CACHE entries after it belong to it
     while code[at] == _CACHE and at > 0:
         at -= 2
     return code[at]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import trio
 
@@ -14,65 +14,78 @@ from .state import ADMITTED
 if TYPE_CHECKING:
     from .message import Message, Returned
 
-QueueName: TypeAlias = tuple[int, int, int]
-"""Id of the group, group rank of the receiver, and tag."""
-
 LaneName: TypeAlias = tuple[int, int, int, int]
-"""Name of the queue, and group rank of the sender."""
+"""Id of the group, group rank of the receiver, tag, group rank of the sender. A plain tuple is quickest to make."""
+
+
+class QueueName(NamedTuple):
+    """Name of a queue of receives from any source."""
+
+    group_id: int  # Id of the group
+    receiver: int  # Group rank of the receiver
+    tag: int
+
 
 RETURNED_NS = -1
-"""Start time of a message that was received before, and returned."""
+"""Start time of a returned message (see `Returned`): before that of any other message."""
 
 TAG_BITS = 24
 
+SEND, RECEIVE = 0, 1
+"""Index of the sender's and of the receiver's end in the pairs of a lane."""
+
 
 class Queue:
-    """Receives of one rank from any source, with one tag on one group, that have chosen no sender.
+    """Receives of one rank from any source, with one tag on one group, that have chosen no sender yet.
 
     Attributes:
         name: Name among the queues of the process.
         group: Key of the group.
         receives: The receives, in the order of their calls.
-        searching: The first of them, once it has arrived.
-        scope: Scope of the task in which it waits for other processes.
+        searching: The first receive, once it may choose a message; None before.
+        scope: Cancels the task that waits for messages of other processes; None: there is no such task.
     """
 
     __slots__ = ("group", "name", "receives", "scope", "searching")
 
-    identity: str = ""
-    name: QueueName
-    group: Key
-    receives: deque[Message[object]]
-    searching: Message[object] | None
-    scope: trio.CancelScope | None
+    identity: str = ""  # a lane has one; a queue has no name that other ranks know
 
     def __init__(self, name: QueueName, group: Key) -> None:
-        self.name, self.group = name, group
-        self.receives, self.searching, self.scope = deque(), None, None
+        self.name = name
+        self.group = group
+        self.receives: deque[Message[object]] = deque()
+        self.searching: Message[object] | None = None
+        self.scope: trio.CancelScope | None = None
 
     def missing(self, message: Message[object]) -> list[int]:
-        """Return the world ranks that may send."""
-        return [rank for src, rank in enumerate(self.group.ranks) if src != self.name[1]]
+        """Return the world ranks that may send to a receive of the queue: all of the group but its own."""
+        return [rank for src, rank in enumerate(self.group.ranks) if src != self.name.receiver]
 
 
 class Lane:
     """Messages of one sender for one receiver, with one tag on one group.
 
+    In `lines`, `arrived` and `numbers`, item `SEND` is for the sends, and item `RECEIVE` for the receives. As an index,
+    `Message.receives` (False or True) is the same.
+
     Attributes:
-        name: Name among the lanes of the process; the first three parts name the queue of receives from any source
-            that may take its messages.
+        name: Name among the lanes of the process.
+        queue: Name of the queue of receives from any source that may take messages of this lane.
+        src: Group rank of the sender.
         group: Key of the group.
         members: World ranks of the sender and the receiver.
-        by_wire: Whether its messages go over a wire; else they match here.
-        lines: Sends, and receives that name the sender, in the order of their calls.
-        arrived: The first of each, from its arrival to its match here.
+        by_wire: Whether the messages go over a wire; else they match in this process.
+        lines: The sends, and the receives that name the sender, in the order of their calls.
+        arrived: The first send and the first receive, while they wait for their match in this process; else None.
         numbers: Number of the next send and of the next receive; see `Inbox.numbers`.
-        returned: Messages without a send, the oldest first.
+        returned: Messages that no send waits with (see `Returned`), the oldest first.
     """
 
-    __slots__ = ("arrived", "by_wire", "group", "lines", "members", "name", "numbers", "returned")
+    __slots__ = ("arrived", "by_wire", "group", "lines", "members", "name", "numbers", "queue", "returned", "src")
 
     name: LaneName
+    queue: QueueName
+    src: int
     group: Key
     by_wire: bool
     members: tuple[int, ...]
@@ -83,13 +96,13 @@ class Lane:
 
     @property
     def key(self) -> Key:
-        """Name with all that it follows from."""
-        (ranks, occurrence, *_), (_, dst, tag, src) = self.group, self.name
+        """Key of this lane in the form of a communicator's key, for simulations."""
+        (ranks, occurrence, *_), (_, dst, tag, src) = self.group, self.name  # see `LaneName`
         return Key(ranks, occurrence, "", src, dst, tag)
 
     @property
     def id(self) -> int:
-        """Id of 40 bits, the same on every rank."""
+        """Hash of the name in 40 bits, the same on every rank."""
         return lane_id(*self.name)
 
     @property
@@ -99,35 +112,43 @@ class Lane:
 
     @property
     def identity(self) -> str:
-        """Name in few characters, the same on every rank."""
+        """The id in hexadecimal, for messages to people."""
         return f"{self.id:x}"
 
     def missing(self, message: Message[object]) -> list[int]:
-        """Return the world ranks that have not arrived at a message."""
-        end = message.receives
-        return [self.members[not end]] if self.by_wire or self.arrived[end] is message else []
+        """Return the world rank at the other end of a message, in a list, or [] if it is known to have arrived.
+
+        Over a wire that is not known, and the peer is returned. Here, a message that waits has no other end yet.
+        """
+        return [message.peer_rank] if self.by_wire or self.arrived[message.receives] is message else []
 
     @property
     def offered_ns(self) -> int | None:
-        """Start time of the oldest message here without a receive; None if there is none.
+        """Start time in ns of the oldest message in this process that a receive from any source may take, or None.
 
-        Returned messages are older than all others: see `RETURNED_NS`.
+        Receives that name the sender come first. With messages that began at -1 (returned), 20 and one receive that
+        waits, the result is 20; with two such receives it is None.
         """
-        receives = self.lines[1]
-        met = bool(receives) and receives[0] is not self.arrived[1] and receives[0].state > ADMITTED
-        started, unmatched = [RETURNED_NS for _ in self.returned], len(receives) - met
-        if self.arrived[0] is not None:
-            started.append(self.arrived[0].started_ns)
-        return started[unmatched] if unmatched < len(started) else None
+        receives, send = self.lines[RECEIVE], self.arrived[SEND]
+        # every receive that names the sender needs one of the messages, but the first one may have met its own already
+        has_met = bool(receives) and receives[0] is not self.arrived[RECEIVE] and receives[0].state > ADMITTED
+        started_ns, needed = [RETURNED_NS for _ in self.returned], len(receives) - has_met
+        if send is not None:
+            started_ns.append(send.started_ns)
+        return started_ns[needed] if needed < len(started_ns) else None
 
 
 def lane_id(*values: int) -> int:
-    """Return 40 bits of a hash of numbers, the same in every process."""
+    """Return a hash of numbers in 40 bits, the same in every process."""
     return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=5).digest(), "big")
 
 
 def wire_tag(name: LaneName) -> int:
-    """Return the tag on a wire of the messages of a lane: the same for all senders."""
+    """Return the tag that the messages of a lane have on a wire: the same for all senders.
+
+    The lower 24 bits (`TAG_BITS`) are the tag of the program, the bits above are the id of the group. Of a longer tag,
+    as PyTorch uses, the upper bits are hashed into that id.
+    """
     group, _, tag, _ = name
-    high = tag >> TAG_BITS
-    return (lane_id(group, high) if high else group) << TAG_BITS | tag & ((1 << TAG_BITS) - 1)
+    upper, lower = tag >> TAG_BITS, tag & ((1 << TAG_BITS) - 1)
+    return (lane_id(group, upper) if upper else group) << TAG_BITS | lower

@@ -1,4 +1,4 @@
-"""Matches of the ends of one operation, the error if they differ, and the history of the calls of ranks here."""
+"""Matches of the ranks' ends of one operation, errors for ends that differ, and histories of this process's calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ..collectives.call import Call
 from ..errors import CollectiveMismatchError, PeerFailedError, in_one_line
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 CHANNEL_BITS = 8
 
-# Runs of equal calls in a history: another process may arrive thousands of operations later, with another call.
+# Most runs of equal calls in a history: another process may arrive thousands of operations later, with another call.
 REMEMBERED = 4096
 
-# Last operations that were answered.
+# Number of the last answered operations that a history remembers.
 _ANSWERED = 256
 
 
@@ -43,15 +43,11 @@ class Key(NamedTuple):
 
     @property
     def id(self) -> int:
-        """Id of 40 bits for messages between processes."""
+        """The key in 40 bits, for messages between processes: a hash that is the same in every process."""
         return self.tag_base() >> 24
 
-    def with_any_tag(self) -> Key:
-        """Return the key of messages of all tags between the two ranks."""
-        return self._replace(tag=0)
-
     def tag_base(self, *more: object) -> int:
-        """Return 40 bits of a hash of the key, and of more values that must be the same, above 24 free bits."""
+        """Return a hash of the key, and of `more` values, in the upper 40 of 64 bits; the lower 24 bits are 0."""
         text = repr((*self, *more)).encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=5).digest(), "big") << 24
 
@@ -65,20 +61,20 @@ class RankCall(NamedTuple):
 
 
 class Match(list["Operation | None"]):
-    """The members' ends of one operation by place, as they arrive; None for an end that has not arrived.
+    """The ends of one operation: a list with the operation of each rank, by `Port.place`; None until it has arrived.
 
-    A list, because one is made for every operation, and a constructor in Python takes as long as all its fields.
+    It is a list with class attributes, because one is made for every operation, and `list(...)` runs no Python code.
 
     Attributes:
         arrived: Number of ends that have arrived.
-        pattern: Call of the first arrival, or of the first with dtype and shape.
+        pattern: The call that all others are compared with: that of the first end, or of the first with a shape.
         first: The operation with that call.
-        error: Maker of the error of each end.
-        ended: Number of ends here that are over.
+        error: Makes the error that each end fails with; None as long as nothing has failed.
+        ended: Number of ends in this process that are over.
         disputed: Whether ends differ, and more must arrive before the minority is clear.
-        asked: Whether the other processes know that ranks wait here.
-        assumed: Whether its pattern is only inferred from the array for the result.
-        remote_calls: Known calls of ranks of other processes.
+        asked: Whether the other processes know that ranks here wait.
+        assumed: Whether dtype and shape of `pattern` are only inferred from the array for the result.
+        remote_calls: Calls of ranks of other processes, as far as known, by world rank.
     """
 
     arrived = ended = 0
@@ -96,12 +92,12 @@ class Match(list["Operation | None"]):
 
     @property
     def started_ns(self) -> int:
-        """Start time of the first end here."""
+        """Instant at which the first end in this process arrived; 0 without one."""
         return min((end.started_ns for end in self if end is not None), default=0)
 
 
 class Unfit(Exception):
-    """One end of an operation cannot take part; `__cause__` has the reason."""
+    """Raised if one rank's end of an operation, `operation`, cannot take part. `__cause__` has the reason."""
 
     def __init__(self, operation: Operation) -> None:
         super().__init__(operation.label)
@@ -109,7 +105,10 @@ class Unfit(Exception):
 
 
 def minority_and_majority(rank_calls: Sequence[RankCall]) -> tuple[list[RankCall], list[RankCall]]:
-    """Return the smallest and the largest side of ranks that agree; of equal sides, the later one is the minority."""
+    """Split ranks into sides with equal calls; return the smallest side and the largest.
+
+    Of sides of equal size, the one that began last is the minority, the one that began first the majority.
+    """
     sides: list[list[RankCall]] = []
     for rank_call in rank_calls:
         side = next((side for side in sides if side[0].call.agrees(rank_call.call)), None)
@@ -120,10 +119,17 @@ def minority_and_majority(rank_calls: Sequence[RankCall]) -> tuple[list[RankCall
     return min(sides, key=len), max(reversed(sides), key=len)
 
 
-def mismatch(
+def mismatch_error_maker(
     group: str, seq: int, first: tuple[int, object, str], second: tuple[int, object, str]
 ) -> Callable[[], CollectiveMismatchError]:
-    """Return the maker of the error for two ranks that differ in operation `seq`: a `RankCall` of each, or its text."""
+    """Return the maker of the error for two ranks that differ.
+
+    Args:
+        group: Name of the group.
+        seq: Number of the operation.
+        first: World rank, call and line of one of the two; a `RankCall` is such a tuple.
+        second: World rank, call and line of the other one.
+    """
     return partial(
         CollectiveMismatchError,
         group=group,
@@ -134,33 +140,44 @@ def mismatch(
     )
 
 
-def failed_before(operation: Operation, cause: BaseException) -> Callable[[], PeerFailedError]:
-    """Return the maker of the error for the other ends of an operation that one end could not take part in."""
+def peer_error_maker(operation: Operation, cause: BaseException) -> Callable[[], PeerFailedError]:
+    """Return the maker of the error for the other ranks of an operation in which one rank cannot take part.
+
+    Args:
+        operation: The end of the rank that cannot take part.
+        cause: The error of that end.
+    """
     rank = operation.context.rank
     message = f"rank {rank} failed before {operation.label} ({operation.call_site}): {in_one_line(cause)}"
     return partial(PeerFailedError.caused_by, cause, message, culprit=rank)
 
 
-def gave_up(operation: Operation, cause: BaseException) -> Callable[[], PeerFailedError]:
-    """Return the maker of the error for all that follows an operation whose rank waits for it no longer."""
+def gave_up_error_maker(operation: Operation, cause: BaseException) -> Callable[[], PeerFailedError]:
+    """Return the maker of the error for the operations that fail because one rank has given up waiting.
+
+    Args:
+        operation: The operation that the rank has given up.
+        cause: The error of that operation, such as that of a deadline.
+    """
     rank = operation.context.rank
     return partial(PeerFailedError.caused_by, cause, f"rank {rank} gave up: {cause}", culprit=rank)
 
 
 class History:
-    """Calls of the ranks here on a communicator that spans processes.
+    """Past calls of this process's ranks on a communicator that spans processes, to compare with other processes.
 
     Args:
-        key: Key of the communicator.
-
-    Attributes:
-        id: Name of the communicator in messages between processes.
-        group_id: That of its group.
+        key: Key of the communicator, or of a group that is aborted.
         name: Name of the group in errors.
         members: World ranks of the communicator.
-        issued: Number of operations issued by each member here, by world rank.
-        runs: Runs of operations with one signature, as [number of the first, number after the last, signature, world
-            rank]. A list, because one may be made for every operation.
+
+    Attributes:
+        id: `key.id`, which names the communicator in messages between processes.
+        group_id: The same for the group of the communicator.
+        issued: Number of operations that each rank of this process has issued, by world rank.
+        runs: Successive operations with one signature, as lists [number of the first, number after the last, signature,
+            world rank]. Operations 3 to 7 of rank 1 are [3, 8, signature, 1].
+        answered: Numbers of the last operations whose dtype and shape were sent to ranks that only receive.
     """
 
     __slots__ = ("answered", "group_id", "id", "issued", "members", "name", "runs")
@@ -172,59 +189,77 @@ class History:
         self.members: tuple[int, ...] = members
         self.issued: dict[int, int] = {}
         self.runs: deque[list[Any]] = deque(maxlen=REMEMBERED)
-        self.answered: deque[int] = deque(maxlen=_ANSWERED)  # operations with dtype and shape sent to receivers
+        self.answered: deque[int] = deque(maxlen=_ANSWERED)
 
     def record(self, operation: Operation) -> None:
-        """Record the call of a rank."""
+        """Record the call of a rank of this process.
+
+        One call of each operation is enough: the first, or the first with a shape.
+        """
         rank, seq, runs = operation.context.rank, operation.seq, self.runs
         signature = signature_of(operation.call, operation.place)
         self.issued[rank] = max(self.issued.get(rank, 0), seq + 1)
-        if runs and runs[-1][1:] == [seq, signature, rank]:
+        if runs and runs[-1][1:] == [seq, signature, rank]:  # the next one of the run
             runs[-1][1] = seq + 1
         elif (own := self.call(seq)) is None or not own.call.has_all_values:
             runs.append([seq, seq + 1, signature, rank])
 
     @property
     def next_seq(self) -> int:
-        """Number of the next operation of the rank here that is furthest ahead."""
+        """Number of operations that the rank of this process that is furthest ahead has issued."""
         return max(self.issued.values(), default=0)
 
     def find(self, seq: int) -> tuple[CallSignature, int] | None:
-        """Return the signature of an operation, and the rank here; None if it is too old, or to come."""
+        """Return the signature of operation `seq`, and the world rank that issued it here.
+
+        Return None if no rank here has issued it, or the history no longer goes back so far.
+        """
         for start, stop, signature, rank in reversed(self.runs):
             if start <= seq < stop:
                 return signature, rank
         return None
 
     def call(self, seq: int) -> RankCall | None:
-        """Return the call of an operation; None if it is too old, or to come."""
+        """Return the call of operation `seq` by a rank of this process, or None as `find` does."""
         found = self.find(seq)
-        return None if found is None or found[0].call is None else RankCall(found[1], found[0].call, found[0].site)
+        return None if found is None else RankCall(found[1], cast(Call, found[0].call), found[0].site)
 
-    def compare(self, seq: int, theirs: RankCall, far: ControlPlane) -> Callable[[], BaseException] | None:
-        """Compare the call of a rank elsewhere, which waits, with the one here, and answer it.
+    def compare(self, seq: int, theirs: RankCall, control: ControlPlane) -> Callable[[], BaseException] | None:
+        """Compare the call of a waiting rank of another process with the call here, and answer that process.
+
+        Args:
+            seq: Number of the operation.
+            theirs: The call of the waiting rank.
+            control: Sends the answer, or a report of the difference.
 
         Returns:
-            The maker of the error if they differ, which is reported.
+            The maker of the error if the calls differ; the caller fails the operation here. None if they agree, or no
+            call is known here.
         """
         own = self.call(seq)
         if own is None:
             return None
         if not own.call.agrees(theirs.call):
-            error = mismatch(self.name, seq, theirs, own)
-            far.send_operation_failed(self, seq, error())
+            error = mismatch_error_maker(self.name, seq, theirs, own)
+            control.send_operation_failed(self, seq, error())
             return error
-        self.answer(seq, (theirs,), far)
+        self.answer(seq, (theirs,), control)
         return None
 
-    def answer(self, seq: int, theirs: Iterable[RankCall], far: ControlPlane) -> None:
-        """Send dtype and shape, once, if a rank here has them and another only receives, and has neither."""
+    def answer(self, seq: int, theirs: Iterable[RankCall], control: ControlPlane) -> None:
+        """Send dtype and shape to the other processes, once, if a rank here knows them and one of `theirs` does not.
+
+        Args:
+            seq: Number of the operation.
+            theirs: Known calls of ranks of other processes. One that only receives has no dtype.
+            control: Sends the answer.
+        """
         own = self.call(seq)
         asked = any(each.call.dtype is None for each in theirs)
         if asked and own is not None and own.call.dtype is not None and seq not in self.answered:
             self.answered.append(seq)
-            far.send_wait(self, seq, own)
+            control.send_wait(self, seq, own)
 
     def is_before(self, seq: int) -> bool:
-        """Whether an operation is older than the history."""
+        """Whether the history no longer goes back to operation `seq`."""
         return bool(self.runs) and seq < self.runs[0][0]

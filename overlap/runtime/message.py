@@ -1,11 +1,11 @@
-"""Message: one rank's end of a message, from the call through its lane and a match to its end.
+"""Message: one rank's end of a message, a send or a receive, from the call through its lane to its result.
 
-A receive with only one awaiting task gives its place back when that task is cancelled, so that no message is lost:
+If the only task that awaits a receive is cancelled, the receive must not swallow its message. So it leaves its lane:
 
 * If no message has met it, it leaves its lane at once, and it is `PARKED`.
 * If a message has met it, or the transport cannot decide at once, it is `UNWANTED` and goes on; at its end the message
   is returned to the lane, for the next receive.
-* If it was done, and the await was cancelled at its checkpoint, the message is returned at once.
+* If it was done, and the await was cancelled at the checkpoint of the await, the message is returned at once.
 
 A parked receive takes part again, behind all others, once the program uses it again: by `await`, `result`,
 `exception`, `wait`, `add_done_callback`, as an input, or by `done` if a message has arrived. None of this depends on
@@ -37,13 +37,13 @@ from ..timeline.recording import RawMatch
 from . import transfer
 from .arguments import take_output
 from .context import STEP_OF_TASK
-from .engine.polling import linger
+from .engine.polling import poll_wires
 from .failure import Failure
 from .lane import lane_id
 from .memory.foreign import as_input, as_output
 from .operation import CollectiveFuture
 from .outstanding import CallSite, Outstanding, check_timeout, checked_name, code_place
-from .settling import Flag, replace_end, settle_and_deliver
+from .settling import Flag, replace_end, settle, settle_and_deliver
 from .state import ADMITTED, CANCELLING, DONE, ISSUED, MATCHING, PARKED, RUNNING, STOPPING, UNWANTED
 from .transfer import ReceiveBuffers, unpack
 from .trees import leaves_of
@@ -56,61 +56,62 @@ if TYPE_CHECKING:
 
 T_co = TypeVar("T_co", covariant=True)
 
-LEFT_STATES = (UNWANTED, CANCELLING)
-"""States of receives whose message goes to the next one, unless a task waits for them again."""
-
 ARRIVALS = count(1)
-"""Order of arrival of messages: numbers of a lane would restart when it is opened again."""
+"""Numbers messages by their arrival in this process; the numbers of a lane would restart when it is opened again."""
 
-# Time limits up to this one need no further check.
+# A time limit from 0 to this one is valid; others are checked by `check_timeout`.
 _LONGEST_S = 1e9
 
 
 class Returned(NamedTuple):
-    """A message in a lane without a sender that waits: received and not taken, or failed before it was sent."""
+    """A message that waits in its lane for a receive, although no send waits with it.
 
-    order: int  # Order of arrival among the messages of one source and tag
-    call: Call | None = None  # Kind, dtype, shape and form
+    Either an earlier receive has received it and returned it, or its send has failed and left an error in its place.
+    """
+
+    order: int  # Number from `ARRIVALS`: older messages are received first
+    call: Call | None = None  # Kind, dtype, shape and form; None for an error
     flat: bool = False  # Whether its shape is open
-    data: Array | None = None  # Flat, in memory of its own; None in a simulation without data
-    error: Callable[[], BaseException] | None = None  # Makes the error of the receive that meets it
+    data: Array | None = None  # A flat copy of the data; None in a simulation without data
+    error: Callable[[], BaseException] | None = None  # Makes the error of the receive that meets it; else None
 
 
 class Message(CollectiveFuture[T_co]):
-    """One rank's end of a message.
+    """One rank's end of a message: the handle of a send or of a receive.
 
     Args:
-        messages: The rank's messages on the group.
-        receives: Whether it receives.
-        peer: Position of the other end in the group; None: any source.
+        messages: Port of the rank's messages on the group and stream.
+        receives: Whether this is a receive; else it is a send.
+        peer: Group rank of the other end; None: a receive from any source.
         tag: Tag of the message.
-        x: What is sent.
-        out: Where it is received; None: a new array.
+        x: Data to send; None for a receive.
+        out: Array to receive into; None: a new array.
         priority: Lower numbers send first.
-        name: Name in timelines.
-        timeout_s: Limit of its time in seconds; None: none.
-        caller: Where it was issued.
-        flat: Whether its shape is open: it agrees with any shape of as many elements.
+        name: Name in timelines; None: "send" or "recv".
+        timeout_s: Time in seconds within which it must end; None: no limit.
+        caller: Frame or line that issued it.
+        flat: Whether its shape is open: it agrees with any shape with the same number of elements.
     """
 
-    messages: MessagePort  # Messages of its rank on its group; the same object as `port`
-    receives: bool  # Whether it is the receiver's end
-    peer: int | None  # Group rank of the other end; None: any source, none chosen yet
-    asked: int | None  # The same, as the program has asked for it
+    messages: MessagePort  # Port of the rank's messages; the same object as `port`
+    receives: bool  # Whether this is a receive; else it is a send
+    peer: int | None  # Group rank of the other end; None: a receive from any source that has chosen no sender yet
+    asked: int | None  # `peer` as the program has passed it: None stays None after the choice of a sender
     tag: int
-    members: tuple[int, ...]  # World ranks of the sender and the receiver; empty for a receive without a sender
-    lane: Lane | None  # Lane of its messages; None until the loop has put it there
-    order: int  # Order of arrival of the message of a receive; 0 before
-    pattern: Call | None  # Call of the message that has met a receive
-    buffers: ReceiveBuffers | None  # Arrays that a receive of a tree, or of any message, fills
-    flat: bool  # Whether its shape is open: it agrees with any shape of as many elements
-    at_once: bool  # Whether its data must move within its match, without modelled time
-    request: Request | None  # Its transfer over a wire, while that goes on
-    wire: Wire  # That wire
-    tree_memory: Array | None  # Memory of a tree as it travels, its form first; of an unknown tree once it arrives
-    on_withdrawn: Callable[[], None] | None  # Called once the wire has given a receive back
-    over: trio.Event | None  # Set at the end of a transfer that is given up
-    _given_out: object  # The array that the caller has given a receive
+    members: tuple[int, ...]  # World ranks of the sender and the receiver; empty as long as no sender is chosen
+    peer_rank: int  # World rank of the other end; -1 as long as no sender is chosen
+    lane: Lane | None  # Lane of the message, or `Queue` of a receive from any source; None while it is in neither
+    order: int  # For a receive, the number from `ARRIVALS` of its message; 0 before
+    pattern: Call | None  # For a receive, the sender's call, once the message is known
+    buffers: ReceiveBuffers | None  # Memory of a receive whose `like` is a tree or None
+    flat: bool  # Whether its shape is open: it agrees with any shape with the same number of elements
+    at_once: bool  # Whether its data must move as soon as both ends meet, in no virtual time
+    request: Request | None  # Transfer over a wire, while it goes on
+    wire: Wire  # Wire of that transfer
+    tree_memory: Array | None  # Bytes of a tree as it travels, its form first; without `like`, made on arrival
+    on_withdrawn: Callable[[], None] | None  # Called once the wire has withdrawn the transfer of a receive
+    over: trio.Event | None  # Set at the end of a transfer that is being stopped; None if it is not
+    _given_out: object  # `out` as the program has passed it
     _use: object  # Keeps the group in use until the message ends
     __slots__ = tuple(__annotations__)
 
@@ -128,58 +129,57 @@ class Message(CollectiveFuture[T_co]):
         caller: CallSite,
         flat: bool,
     ) -> None:
-        operation: CollectiveFuture[T_co] = self  # which declares some
         context, group = messages.context, messages.group
-        operation.state, self._taken = ISSUED, False
+        self.state, self._taken = ISSUED, False
         self._value = self._failure = self._waiters = self._callbacks = self._threads = self._anywhere = None
-        self.messages, self._use, operation.port = messages, messages.use(), cast("Port", messages)
-        operation.kind, operation.context, operation.member = P2P, context, group
+        self.messages, self._use, self.port = messages, messages.use(), cast("Port", messages)
+        self.kind, self.context, self.member = P2P, context, group
         self.receives, self.peer, self.asked, self.tag, self.flat, self.lane = receives, peer, peer, tag, flat, None
-        ranks = group.label[1]
         if peer is None:
-            self.members = ()
+            self.members, self.peer_rank = (), -1
         else:
-            self.members = (ranks[peer], context.rank) if receives else (context.rank, ranks[peer])
-        operation.input, operation.out, self._given_out = x, out, out  # type: ignore[assignment]  # checked later
-        operation.caller_out = operation.input_changed = operation.source = operation.target = operation.plan = None
-        operation.memory = operation.awaited_ns = operation.scope = operation.poll = operation.deadline_s = None
+            self.peer_rank = peer_rank = group.label[1][peer]
+            self.members = (peer_rank, context.rank) if receives else (context.rank, peer_rank)
+        self.input, self.out, self._given_out = x, out, out  # type: ignore[assignment]  # checked later
+        self.caller_out = self.input_changed = self.source = self.target = self.plan = None
+        self.memory = self.awaited_ns = self.scope = self.poll = self.deadline_s = None
         self.buffers = self.pattern = self.request = self.tree_memory = self.on_withdrawn = self.over = None
-        operation.locked, self.at_once, self.order = (), False, 0
-        operation.priority, operation.algorithm, operation.record, operation.seq = priority, "direct", -1, 0
-        operation.name, default = "recv" if receives else "send", name is None
+        self.locked, self.at_once, self.order = (), False, 0
+        self.priority, self.algorithm, self.record, self.seq = priority, "direct", -1, 0
+        self.name, default = "recv" if receives else "send", name is None
         if not default:
-            operation.name = checked_name(name, operation.name)
-        operation.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
+            self.name = checked_name(name, self.name)
+        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
         if context.closed:
-            raise context.ended()
+            raise context.end_error()
         if type(priority) is not int and not isinstance(priority, int):
             raise UsageError(f"priority: expected an integer, lower is more urgent, got {shown(priority)}")
         if timeout_s is not None:
             if not (type(timeout_s) is float and 0 < timeout_s < _LONGEST_S):
                 check_timeout(timeout_s)
-            operation.deadline_s = timeout_s
+            self.deadline_s = timeout_s
         rank, step = STEP_OF_TASK.get()
-        operation.step = step if rank is context else context.step
+        self.step = step if rank is context else context.step
 
     # -- its names -----------------------------------------------------------------------------------------------------
 
     @property
     def src(self) -> int | None:
-        """Group rank of the sender; None until it is known."""
+        """Group rank of the sender, or None until it is known."""
         return self.peer if self.receives else self.member.rank
 
     @property
     def label(self) -> str:
-        """Name of the message in messages."""
+        """Name of the message in errors and reports."""
         number, peer = "", "any rank"
         if self.peer is not None:
-            number, peer = f" #{self.seq}", f"rank {self.members[not self.receives]}"
+            number, peer = f" #{self.seq}", f"rank {self.peer_rank}"
         tag = f" with tag {self.tag}" if self.tag else ""
         return f"{self.name}{number} {'from' if self.receives else 'to'} {peer}{tag} on group '{self.member.name}'"
 
     @property
     def identity(self) -> str:
-        """Name of its lane in few characters, the same on every rank."""
+        """Short name of the message's lane, the same on every rank; "any source, RANK" as long as it has none."""
         if self.peer is None:
             return f"any source, {self.context.rank}"
         return f"{lane_id(*self.messages.lane_name(self)):x}"
@@ -191,159 +191,192 @@ class Message(CollectiveFuture[T_co]):
 
     @property
     def known(self) -> Known:
-        """Calls of its peer and tag that the flight record has fields for."""
+        """Calls with the same direction, peer and tag that the flight record has a number for."""
         return self.messages.known(self)
 
     @property
     def awaits(self) -> Sequence[int]:
-        """World ranks that have not arrived at it, once this one has."""
+        """World ranks that this rank waits for: it has arrived at the message, and they have not."""
         return self.lane.missing(self) if MATCHING <= self.state <= STOPPING and self.lane is not None else ()
 
     def agrees(self, sent: Call, flat: bool) -> bool:
-        """Whether a message with a call fits this receive; `flat` says whether that is a flat message."""
+        """Whether a message fits this receive: dtype and shape are equal, or the number of elements if a shape is open.
+
+        Args:
+            sent: Call of the sender.
+            flat: Whether the shape of the sent message is open.
+        """
         call = self.call
         if sent is call or sent.agrees(call):
             return True
-        return (flat or self.flat) and (sent.key.dtype, sent.nbytes, sent.form) == (
-            call.key.dtype,
-            call.nbytes,
-            call.form,
-        )
+        same_bytes = sent.key.dtype == call.key.dtype and sent.nbytes == call.nbytes and sent.form == call.form
+        return same_bytes and (flat or self.flat)
 
     def describe(self, pattern: Call, met_ns: int) -> RawMatch:
-        """Return the part of its timeline entry that both ends share."""
+        """Return the part of the message's timeline span that both ends share.
+
+        Args:
+            pattern: Call of the sender.
+            met_ns: Instant at which both ends had arrived, as far as this process knows.
+        """
         group = self.member.name, self.members, self.tag
         return pattern.kind.text, self.algorithm, group, self.seq, pattern.nbytes, pattern.dtype, met_ns
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def lock(self) -> None:
-        """Make its arrays read-only for everybody else until it ends."""
+        """Make the arrays of the message read-only for everybody else until it ends."""
         super().lock()
         arrays = () if self.buffers is None or self.context.arrays.shapes_only else tuple(self.buffers.arrays)
         if arrays and not any(each is arrays[0] for each in self.locked):
-            operation: CollectiveFuture[T_co] = self
-            operation.locked += self.context.locks.lock(arrays)
+            self.locked += self.context.locks.lock(arrays)
 
     def fit(self, pattern: Call) -> None:
-        """Make the array of a receive, unless there is one; `pattern` has its dtype and shape.
+        """Set `pattern`, and for a receive without an array make a new one, with dtype and shape of `pattern`.
 
         Raises:
-            MemoryError: If there is no memory for it.
+            MemoryError: If there is no memory for the array.
         """
-        operation: CollectiveFuture[T_co] = self
         if self.target is None:
             if self.out is None and self.receives:
                 assert pattern.dtype is not None, "this is a bug in overlap: a message has no dtype"
-                operation.out = self.context.arrays.empty(pattern.result_shape, pattern.dtype)
-            operation.target = self.out
+                self.out = self.context.arrays.empty(pattern.result_shape, pattern.dtype)
+            self.target = self.out
         self.pattern = pattern
 
     # -- its transfer over a wire --------------------------------------------------------------------------------------
 
     def request_done(self, request: Request) -> None:
-        """End the message with the end of its transfer; a thread in the loop's place leaves other ends to the loop."""
+        """End the message, because its transfer has ended. The wire calls this, in any thread.
+
+        Another thread than the loop's only ends a message if that wakes nothing on the loop; else it posts it there.
+        """
         context = self.context
-        plain = (
-            request.error is None and not request.withdrawn and self.tree_memory is None
-            and self.state <= RUNNING and self.over is None and self.lane is not None
+        is_usual = (  # ended here, for a short latency; all other ends need `transfer.request_ended`
+            request.error is None and not request.withdrawn  # the transfer has ended well
+            and self.tree_memory is None  # there is no tree to unpack
+            and self.state <= RUNNING and self.over is None  # nobody has given it up
+            and self.lane is not None  # the loop has put it into its lane
         )  # fmt: skip
-        if get_ident() != context.thread and not (plain and not self.end_wakes_loop):
+        if get_ident() != context.thread and not (is_usual and not self.end_wakes_loop):
             context.from_thread(transfer.request_ended, self, request)
-        elif plain:
-            operation: CollectiveFuture[T_co] = self
-            self.request = operation.poll = None
+        elif is_usual:
+            self.request = self.poll = None
             pattern, group = self.pattern or self.call, (self.member.name, self.members, self.tag)
+            # `describe`, inlined
             meeting = pattern.kind.text, self.algorithm, group, self.seq, pattern.nbytes, pattern.dtype, self.started_ns
             self.finish(context.now_ns(), meeting)
         else:
             transfer.request_ended(self, request)
 
-    def look(self) -> None:
-        """Process arriving messages for a moment, before a task sleeps until the end."""
+    def poll_before_sleep(self) -> None:
+        """Poll the wire for a moment, so that a message that comes soon need not wake the task that awaits it."""
         request = self.request
         if request is not None and not request.look():
-            linger({self.members[not self.receives]: self.wire}, lambda: self.request is None)
+            poll_wires({self.peer_rank: self.wire}, lambda: self.request is None)
 
     def _block(self, timeout: float | None = None) -> bool:
-        """Wait in this thread, in the wire as long as that is quicker; then end it in the loop's place."""
+        """Wait in this thread until the message has ended; return False at the time limit.
+
+        At first the thread waits in the wire, and ends the message itself: that is quicker than to be woken.
+
+        Args:
+            timeout: Seconds to wait at most; None: as long as it takes.
+        """
         request, start_s = self.request, perf_counter()
         if request is not None:
             end_here, end_on_loop = request.settle_in_thread, request.settle
-            self.context.handover.wait_in_engine(request.wait, timeout, end_here, end_on_loop)
+            self.context.handover.wait_and_end(request.wait, timeout, end_here, end_on_loop)
         rest = None if timeout is None else max(0.0, start_s + timeout - perf_counter())
         return self.state >= DONE or super()._block(rest)
 
     # -- its end -------------------------------------------------------------------------------------------------------
 
     def _is_over(self) -> bool:
-        """Whether a receive has ended otherwise, now that its message has arrived: by its return, or with an error."""
-        if self.state in LEFT_STATES and self._return_if_left():
+        """Unpack the arrived message. Return whether `finish` has nothing left to do for this receive.
+
+        True: no task waits for this receive, so that the message was put back for the next one; or the tree cannot be
+        unpacked, and the receive has failed. False: `finish` ends the receive with the message.
+        """
+        if (self.state is UNWANTED or self.state is CANCELLING) and self._return_if_left():
             return True
         self.order = self.order or next(ARRIVALS)
         if self.buffers is not None and self.pattern is not None and self.pattern.form:
-            operation: CollectiveFuture[T_co] = self
             try:
-                operation.caller_out = unpack(self.buffers, self.pattern.form, self.out, self.context.arrays)
+                self.caller_out = unpack(self.buffers, self.pattern.form, self.out, self.context.arrays)
             except Exception as error:  # no memory, or an invalid form
                 self.fail(Failure(error))
                 return True
         return False
 
     def fail(self, failure: Failure) -> None:
-        """End with an error; a receive that no task waits for gives its place back instead."""
+        """End with an error. But a receive that no task waits for leaves its lane instead, and the error is dropped."""
         if not self._is_left:
             super().fail(failure)
-        elif not self._moves:  # else the transport ends it
+        elif not self._moves:  # while bytes move, the end of the transfer does this
             self._leave_late()
 
     @property
     def _moves(self) -> bool:
+        """Whether bytes of the message are under way."""
         return self.scope is not None or self.request is not None
 
     def drop(self) -> None:
-        """End a send that nobody is going to receive, as if it had been received, unless it stops already."""
+        """End a send that nobody will receive as if it had been received, unless it has failed or ended already."""
         if self.state < STOPPING:
             self.context.flight.ended(self.record, self.context.now_ns())
             settle_and_deliver(self, None)
             self._stop()
 
     def _stop(self) -> None:
-        """Stop its bytes, soon."""
+        """Stop the bytes of the message. Over a wire, a task withdraws the transfer, and waits until it has ended."""
         if self.request is not None:
-            self.context.spawn(transfer.give_up, self)
+            self.context.spawn(transfer.end_transfer, self)
         else:
             super()._stop()
 
     @property
     def end_wakes_loop(self) -> bool:
-        """Whether its end wakes tasks, callbacks or other messages, which only the loop may do."""
+        """Whether the end of the message wakes tasks, callbacks or other messages, which only the loop may do."""
         if self._waiters is not None or self._callbacks is not None or self.context.outstanding.draining:
             return True
         lane = self.lane
-        return lane is None or len(lane.lines[self.receives]) > 1 or lane.name[:3] in self.messages.communicator.queues
+        return lane is None or len(lane.lines[self.receives]) > 1 or lane.queue in self.messages.communicator.queues
 
     # -- receives that no task waits for -------------------------------------------------------------------------------
 
     @property
     def inbox(self) -> Inbox:
-        """Inbox of its process."""
+        """Inbox of the process."""
         return self.messages.communicator
 
     @property
     def done(self) -> Flag:
-        """Whether the message has ended, with a result or an error; `done()` is the same."""
-        if self.state is PARKED and get_ident() == self.context.thread and self.inbox.has_message(self):
+        """Whether the message has ended, with a result or an error; `done()` is the same.
+
+        To read it on the loop's thread changes a parked receive: it receives a message that is present, and fails if
+        the rank has ended.
+        """
+        if (
+            self.state is PARKED
+            and get_ident() == self.context.thread
+            and (self.context.closed or self.inbox.has_message(self))
+        ):
             self.at_once = True
             self._resume()
+            if self.state < DONE:  # the message still moves: leave it to the next receive, as nobody waits here
+                self._await_cancelled()
         return super().done
 
     def cancel(self) -> bool:
-        """Withdraw a receive, unless a message has met it; see `Future.cancel`."""
+        """Withdraw a receive, unless a message has met it (see `Future.cancel`)."""
         return self.receives and (self.cancelled() or self.context.on_loop(self._cancel_on_loop))
 
     def _await_cancelled(self) -> None:
-        """Leave the lane after a cancelled await, if the receive has no other user; return a received message."""
+        """Handle a cancelled await: if nothing else uses a receive, it leaves its lane or returns its message.
+
+        A send, and a receive that is being cancelled or stopped, go on. On the loop's thread only.
+        """
         if not self.receives or self.state in (PARKED, CANCELLING, STOPPING) or self._has_user():
             return
         if self.lane is None and self.state < DONE:  # issued by another thread, and not on the loop yet
@@ -353,9 +386,9 @@ class Message(CollectiveFuture[T_co]):
                 self._park()
             elif self.state is not UNWANTED:
                 self._enter(UNWANTED)
-        elif self._failure is None and (use := self.messages.use()) is not None:
+        elif self._failure is None and (use := self.messages.use()) is not None:  # None: the group has been dropped
             value = self._value
-            if replace_end(self, PARKED):  # else a thread has just been given the result
+            if replace_end(self, PARKED):  # False: a thread has taken the result just now
                 self._use, message = use, self._take_message(value)
                 self._reset_for_reissue()
                 self.inbox.give_back(self, message)
@@ -366,40 +399,56 @@ class Message(CollectiveFuture[T_co]):
             self.context.from_thread(self._await_cancelled)
 
     def _has_user(self) -> bool:
-        """Whether a task, a thread, a callback or another operation waits for the result, or was given it."""
+        """Whether a task, a thread, a callback or another operation waits for the result, or has taken it."""
         if self._taken or self._waiters or self._threads or self._anywhere or self._has_callers():
             return True
         return any(self in operation.inputs for operation in self.context.outstanding.operations)
 
     def _claim(self) -> None:
-        """Take part again on the loop's thread, if the receive has left its lane or is about to."""
+        """Let a receive that has left its lane, or is about to, take part again, because the program uses it.
+
+        Any thread may call this; the loop's thread carries it out.
+        """
         if self.state is PARKED or self.state is UNWANTED:
             if get_ident() == self.context.thread:
                 self._resume()
-            else:
+                return
+            try:
                 self.context.from_thread(self._resume)
+            except PeerFailedError as ended:  # the loop has ended
+                settle(self, None, Failure(ended, seen=True))
 
     def _resume(self) -> None:
-        """Take part again: in its place, or, if it had left its lane, behind the receives issued since."""
+        """Let a receive take part again: in its old place, or, if it has left its lane, behind the receives there now.
+
+        It fails if the rank has ended, or its array may no longer be written.
+        """
         if self.state is UNWANTED:
             self._enter(RUNNING if self._moves else MATCHING)
         if self.state is not PARKED:
             return
-        if self.context.closed:
-            settle_and_deliver(self, None, Failure(self.context.ended(), seen=True))
+        self.out = self._given_out  # type: ignore[assignment]  # checked below
+        error: BaseException | None = self.context.end_error() if self.context.closed else None
+        if error is None and self.out is not None and not (type(self.out) is np.ndarray and self.out.flags.carray):
+            try:
+                take_output(self)
+            except UsageError as refusal:  # the array may not be written any more
+                error = refusal.with_traceback(None)  # the traceback holds this frame, and so the message
+        if error is not None:
+            self.out = None
+            settle_and_deliver(self, None, Failure(error, seen=True))
             return
         self._enter(ISSUED)
-        operation: CollectiveFuture[T_co] = self
-        operation.out = self._given_out  # type: ignore[assignment]  # checked below
-        if self.out is not None and not (type(self.out) is np.ndarray and self.out.flags.carray):
-            take_output(self)
         self.peer = self.asked
         if self.peer is None:
-            self.members = ()
+            self.members, self.peer_rank = (), -1
         self.messages.begin(self)
 
     def _withdraw(self) -> bool | None:
-        """Remove the receive from its lane; False if a message has met it; None if that is not decided yet."""
+        """Remove the receive from its lane. Return True; False: a message has met it; None: the wire decides later.
+
+        In the last case the wire calls `_leave_late` if no message has met the receive.
+        """
         if self.state > ADMITTED:
             withdrawn = self.inbox.withdraw_receive(self, self._leave_late)
             if not withdrawn:
@@ -408,7 +457,10 @@ class Message(CollectiveFuture[T_co]):
         return True
 
     def _leave_late(self) -> None:
-        """Park or cancel the receive now that the transport has given it back; take part again if it has a user."""
+        """Take the receive out of its lane, now that no transfer holds it; end it if it is cancelled, else park it.
+
+        A parked receive takes part again at once if the program has begun to use it in the meantime.
+        """
         if self.state >= DONE:
             return
         self._leave_lane()
@@ -417,23 +469,23 @@ class Message(CollectiveFuture[T_co]):
             self._resume()
 
     def _leave_lane(self) -> None:
-        """Return the place and the number of the receive."""
+        """Remove the receive from its lane; the next one there gets its place and its number."""
         self.context.flight.ended(self.record, self.context.now_ns())
         self.inbox.leave(self, None, gives_back=True)
 
     def _park(self) -> None:
+        """Let the receive wait outside of any lane until the program uses it again."""
         self._enter(PARKED)
         self._reset_for_reissue()
 
     def _reset_for_reissue(self) -> None:
-        """Reset the values that the next issue of the receive sets again."""
+        """Reset the values that `MessagePort.begin` sets when the receive takes part again."""
         if self.deadline_s is not None:
             self.context.deadlines.drop(self, self.deadline_s)
         self.release()
-        operation: CollectiveFuture[T_co] = self
-        self._value = operation.awaited_ns = self.lane = self.pattern = self.tree_memory = None
+        self._value = self.awaited_ns = self.lane = self.pattern = self.tree_memory = None
         self.order, self.at_once = 0, False
-        operation.priority -= self.port.stream.priority
+        self.priority -= self.port.stream.priority  # the next issue adds it again
 
     def _park_or_cancel(self) -> None:
         """End the receive if it is being cancelled; otherwise park it."""
@@ -443,8 +495,11 @@ class Message(CollectiveFuture[T_co]):
             self._end_cancelled()
 
     def _cancel_on_loop(self) -> bool:
-        """Cancel the receive on the loop's thread; False if a message has met it."""
-        if self.state >= DONE or self.state is CANCELLING:
+        """Cancel the receive on the loop's thread. Return False if it has met a message, or has failed.
+
+        If the wire decides only later, and a message has met the receive, that message goes to the next receive.
+        """
+        if self.state >= DONE or self.state in (CANCELLING, STOPPING):
             return self.state is CANCELLING or self.cancelled()
         if self.lane is None and self.state is not PARKED:  # issued by another thread, and not on the loop yet
             self.release()
@@ -470,7 +525,7 @@ class Message(CollectiveFuture[T_co]):
         return self.state is CANCELLING or (self.state is UNWANTED and not self._has_user())
 
     def _return_if_left(self) -> bool:
-        """Return the arrived message if no task waits for it or the receive is cancelled; return whether it was."""
+        """Put the arrived message back if nobody uses the receive, or it is being cancelled. Return whether it did."""
         if not self._is_left:
             return False
         lane = self.lane
@@ -483,7 +538,11 @@ class Message(CollectiveFuture[T_co]):
         return True
 
     def _take_message(self, value: object) -> Returned:
-        """Return the message: with `value`, or with the arrived bytes if there is no value yet."""
+        """Return the message that this receive has received, for another receive, with a copy of its data.
+
+        Args:
+            value: The result of this receive; None: it has none yet, and the data is in `out`.
+        """
         self.order = self.order or next(ARRIVALS)
         pattern = self.pattern
         assert pattern is not None, "this is a bug in overlap: a receive without a message returns it"

@@ -1,4 +1,4 @@
-"""Messages of one rank on one group: checks of a call, its place in the inbox, and calls of other threads."""
+"""Sends and receives of one rank on one group: their arguments are checked, then they enter the inbox."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ..errors import UsageError
 from ..flight.recorder import Known
 from .arguments import TAGS, check_peer, prepare, receive_like, take_output
 from .context import RankContext
-from .derived import check_here
+from .derived import check_same_world
 from .future import Future
 from .inbox import Inbox
 from .known_message import KnownMessage
-from .lane import TAG_BITS, LaneName, wire_tag
+from .lane import TAG_BITS, LaneName, QueueName, wire_tag
 from .memory.foreign import bytes_at
 from .message import Message
 from .outstanding import CallSite
 from .signature import CallSignature, CodePlace, signature_of
 from .state import DONE, MATCHING, QUEUED, RUNNING
 from .stream import OpenLane, Stream, Streams, activate
-from .transfer import MESSAGE_ALGORITHM, ReceiveBuffers, allocate, request_ended
+from .transfer import MESSAGE_ALGORITHM, ReceiveBuffers, allocate_receive_memory, request_ended
 from .tree_operation import tree_future
 
 if TYPE_CHECKING:
@@ -52,19 +52,20 @@ MOST_TAGS: int = (1 << 31) + 1
 
 
 class MessagePort:
-    """One rank's messages on a group and a stream; they do not keep the group.
+    """Begins the messages of one rank on one group and stream. Unlike `Messages`, it does not keep the group in use.
 
     Args:
         inbox: The inbox of the process.
+        stream: The stream, whose name, priority and window the messages have.
 
     Attributes:
         context: Context of the rank.
-        communicator: Inbox of its process.
-        stream: Name and priority of its messages.
-        group: Place of the rank in the group.
-        use: Reference to the object that keeps the group in use.
-        wires: Wires by group rank, as far as known; None: messages match inside this process.
-        signed: The last signature, with what it follows from: most messages repeat it.
+        communicator: The inbox, under the name that operations of all kinds use for the object that matches them.
+        stream: Name, priority and window of the messages.
+        group: The rank in its group.
+        use: Weak reference to the object that keeps the group in use.
+        wires: Wire to each peer, by group rank, as far as known; None: messages with it match inside this process.
+        signed: Call, line and `flat` of the last message, and the signature made from them: most messages repeat it.
     """
 
     position: int = 0
@@ -93,26 +94,26 @@ class MessagePort:
 
     @cached_property
     def has_wires(self) -> bool:
-        """Whether messages of any member go over a wire."""
+        """Whether messages with any rank of the group go over a wire."""
         return any(self.wire(peer) is not None for peer in range(self.group.size))
 
     def wire(self, peer: int) -> Wire | None:
-        """Return the wire of the messages with a group rank; None: they match inside this process."""
+        """Return the wire of the messages with a group rank, or None if they match inside this process."""
         wires = self.wires
         if peer not in wires:
             wires[peer] = self.communicator.shared.engine.wire(self.context, self.group.label[1][peer])
         return wires[peer]
 
     def begin(self, message: Message[Any], request: Request | None = None, now_ns: int = 0) -> None:
-        """Put a message into its lane, and let it arrive if it is the first there.
+        """Put a message into its lane. The first of a lane also starts: it is matched, or its transfer begins.
 
         Args:
             message: The message.
-            request: Its transfer, if that is under way already; it is the first of its lane then.
-            now_ns: The time at which its transfer began.
+            request: Transfer of the message, if one is under way already; the message is the first of its lane then.
+            now_ns: Start time of that transfer; 0: without one, the present is taken.
         """
         context, inbox, peer = self.context, self.communicator, message.peer
-        shared, first = inbox.shared, inbox.admit(message)
+        shared, first = inbox.shared, inbox.enqueue(message)
         # record it
         if shared.intercept is not None:
             shared.intercept.issued(inbox, message)
@@ -139,7 +140,8 @@ class MessagePort:
                 request_ended(message, request)
             elif request is not None:
                 request.done = message.request_done
-                self.follow(message, request)
+                self.attach_request(message, request)
+            # not for a wire, or the inbox must look at it first: at returned messages, lost ranks, early reports
             elif (
                 peer is None or not lane.by_wire or lane.returned  # type: ignore[union-attr]
                 or shared.intercept is not None or shared.left or shared.early or shared.broken
@@ -149,16 +151,20 @@ class MessagePort:
                 self.transfer(message)
 
     def transfer(self, message: Message[Any]) -> None:
-        """Begin to send over the wire to the peer, or to receive; a small message leaves at once."""
+        """Begin the transfer of a message over the wire to its peer. A small send may end at once.
+
+        The message is the first of its lane, and has its call. An error of the wire fails the message; none is raised.
+        """
         call, source, place, flat, signed = message.call, message.source, message.place, message.flat, self.signed
         context, peer, name = self.context, cast("int", message.peer), cast("Lane", message.lane).name
         # inlined from `wire_tag`, for a short latency
         tag = wire_tag(name) if name[2] >> TAG_BITS else name[0] << TAG_BITS | name[2]
         wire = message.wire = cast("Wire", self.wires[peer] if peer in self.wires else self.wire(peer))
-        message.algorithm, peer = MESSAGE_ALGORITHM, message.members[not message.receives]
+        message.algorithm, peer = MESSAGE_ALGORITHM, message.peer_rank
         if signed is None or signed[0] is not call or signed[1] != place or signed[2] is not flat:
             signed = self.signed = call, place, flat, signature_of(call, place, flat=flat)
         try:
+            # a send; a receive of any length, whose memory is made when its message comes; a receive of known length
             if source is not None:
                 data = source if message.tree_memory is None else message.tree_memory
                 view = memoryview(data.reshape(-1).view(uint8))  # type: ignore[arg-type]
@@ -170,7 +176,7 @@ class MessagePort:
                 message.lock()
                 request = wire.begin_recv(
                     peer, tag, None, OPEN, signature=signed[3], done=message.request_done,
-                    allocate=partial(allocate, message),
+                    allocate=partial(allocate_receive_memory, message),
                 )  # fmt: skip
             else:
                 message.pattern, out = call, cast("Array", message.out)
@@ -188,32 +194,39 @@ class MessagePort:
         except Exception as error:  # no memory, or no wire between the ranks
             self.communicator.fail_broken_wire(message, error)
             return
-        if request is None:
+        if request is None:  # a send that has left
             message.finish(context.now_ns(), message.describe(call, message.started_ns))
-        elif not request.ended:
-            self.follow(message, request)
+        elif not request.ended:  # an ended one has called `request_done`
+            self.attach_request(message, request)
 
-    def follow(self, message: Message[Any], request: Request) -> None:
-        """Let a message wait for the end of its transfer, which its place in its lane shows to others."""
+    def attach_request(self, message: Message[Any], request: Request) -> None:
+        """Let a message run, and end, with a transfer that is under way.
+
+        A task that awaits a message from or to another process polls the wire before it sleeps.
+        """
         message.request = request
         if message.state is MATCHING:
             message.state = RUNNING
         if not (message.receives or message.flat):
             message.lock()
-        if (here := self.communicator.here) is not None and message.members[not message.receives] not in here:
-            message.poll = message.look
+        if (here := self.communicator.here) is not None and message.peer_rank not in here:
+            message.poll = message.poll_before_sleep
 
     def arrive(self, message: Message[Any]) -> None:
         """Match a message whose input exists now."""
         self.communicator.arrive(message)
 
     def lane_name(self, message: Message[Any]) -> LaneName:
-        """Return the name of the lane of a message; without a peer, with group rank 0 as its sender."""
+        """Return the name of the lane of a message. A receive that has no sender yet gets group rank 0 in its place."""
         own, peer = self.group.rank, message.peer or 0
         return (self.group_id, own, message.tag, peer) if message.receives else (self.group_id, peer, message.tag, own)
 
+    def queue_name(self, receive: Message[Any]) -> QueueName:
+        """Return the name of the queue of receives from any source with the tag of `receive`."""
+        return QueueName(self.group_id, self.group.rank, receive.tag)
+
     def known(self, message: Message[Any]) -> Known:
-        """Return the calls of a peer and a tag that have fields in the flight record."""
+        """Return the calls that the flight record knows of a message's direction, peer and tag; make them if needed."""
         ends = message.receives, message.peer, message.tag
         known = self._known.get(ends)
         if known is None:
@@ -224,20 +237,29 @@ class MessagePort:
 
     # -- calls of other threads ----------------------------------------------------------------------------------------
 
-    def begin_elsewhere(self, message: Message[Any]) -> None:
-        """Begin a message of another thread."""
+    def begin_from_thread(self, message: Message[Any]) -> None:
+        """Begin a message that another thread than the loop's issues: at once in that thread, or else soon on the loop.
+
+        Only the loop can begin a send whose input is a future.
+        """
         in_place = None if isinstance(message.input, Future) else partial(self._begin_in_place, message)
         message.issue_elsewhere(in_place, partial(self.begin, message))
 
     def _begin_in_place(self, message: Message[Any]) -> bool:
-        """Begin a message in this thread, if nothing needs the event loop; False: it must."""
+        """Begin a message in this thread if that takes no step that only the loop may do. Return whether it has begun.
+
+        The conditions: the wire accepts calls from any thread, the lane of the message is empty, no receive from any
+        source waits for such a message, and no task is woken by its deadline or waits for the end of the rank.
+        """
         context, peer = self.context, message.peer
         if context.closed or peer is None or context.deadlines.wakes(message.deadline_s):
             return False
         wire = self.wires[peer] if peer in self.wires else self.wire(peer)
+        # `label[1]`: the world ranks of the group
         if wire is None or not wire.takes_threads(self.group.label[1][peer]):
             return False
         inbox, name = self.communicator, self.lane_name(message)
+        # Without the sender, its last part, the name of a lane is that of a queue of receives from any source.
         if context.outstanding.draining or name in inbox.lanes or name[:3] in inbox.queues:
             return False
         self.begin(message)
@@ -245,13 +267,14 @@ class MessagePort:
 
 
 class Messages:
-    """Messages of one rank on one group, which they keep in use.
+    """Sends and receives of one rank on one group, which this object keeps in use.
 
     Any thread of the process may send and receive. A call from a thread other than the event loop's is checked at once
-    and its arrays are locked at once; the loop puts it into its lane later, in the order of the calls.
+    and its arrays are locked at once. That thread also begins the message if it can (`begin_from_thread`); otherwise
+    the loop does so later, in the order of the calls.
 
     Args:
-        group: Place of the rank in the group.
+        group: The rank in its group.
         use: Reference that is held as long as the rank may use the group.
         context: What all operations of the rank share.
         inbox: The inbox of the process.
@@ -271,10 +294,15 @@ class Messages:
         self._opened: dict[Stream, MessagePort] = {}
         self._kept: dict[object, KnownMessage] = {}
 
-    def preferring(self, stream: Stream, group: GroupRank) -> Self:
-        """Return the same messages for another place object, with another default stream."""
+    def with_default_stream(self, stream: Stream, group: GroupRank) -> Self:
+        """Return the messages of the same group, with another default stream.
+
+        Args:
+            stream: The stream of calls that name none.
+            group: The rank in the group object that has this default.
+        """
         other = copy(self)
-        other._group, other._streams = group, self._streams.preferring(stream)
+        other._group, other._streams = group, self._streams.with_default_stream(stream)
         other._opened, other._kept = {}, {}
         return other
 
@@ -286,14 +314,14 @@ class Messages:
     def reissue(
         self, key: object, tensor: Any, timeout_s: float, caller: FrameType, *, waits: bool
     ) -> Message[Any] | int | None:
-        """Begin a message of a thread as one before, if nothing needs the event loop.
+        """Begin a message like an earlier one, from any thread, unless that needs the event loop.
 
         Args:
-            key: Key of the message, as given to `keep`.
-            tensor: A contiguous CPU tensor of PyTorch of the same dtype and size.
-            timeout_s: Time within which it must end.
-            caller: The program's line, the same as before.
-            waits: Whether the thread waits for it next.
+            key: The key under which `keep` has kept the earlier message.
+            tensor: A contiguous CPU tensor of PyTorch, with the dtype and size of the earlier message.
+            timeout_s: Time in seconds within which the message must end.
+            caller: Frame of the program's line, the same line as before.
+            waits: Whether the thread waits for the message next.
 
         Returns:
             See `KnownMessage.begin`.
@@ -303,7 +331,7 @@ class Messages:
             address = 0 if known is None else tensor.data_ptr()
         except RuntimeError:  # torch has no address for it
             address = 0
-        if known is None or not address:  # of no elements, or freed
+        if known is None or not address:  # address 0: a tensor without elements, or with its memory freed
             return None
         data = bytes_at(address, known.nbytes)
         begin = partial(self._begin_again, known, data, tensor, timeout_s, caller, waits=waits)
@@ -312,22 +340,35 @@ class Messages:
     def _begin_again(
         self, known: KnownMessage, data: memoryview, tensor: Any, timeout_s: float, caller: FrameType, *, waits: bool
     ) -> Message[Any] | int | None:
-        """Begin a known message in this thread."""
+        """Begin a known message in this thread, in the loop's place; see `reissue` and `KnownMessage.begin`.
+
+        Args:
+            known: The known message.
+            data: Memory of the tensor.
+            tensor: The tensor.
+            timeout_s: Time in seconds within which the message must end.
+            caller: Frame of the program's line.
+            waits: Whether the thread waits for the message next.
+        """
         context = self._context
         if context.closed or context.deadlines.wakes(timeout_s) or not known.wire.takes_threads(known.peer):
             return None
         return known.begin(data, context.step, partial(known.future, tensor, timeout_s, caller), waits=waits)
 
     def keep(self, key: object, message: Message[Any], priority: int = 0) -> None:
-        """Keep a message for messages like it, unless it is the first in its lane, or its wire is not known yet.
+        """Keep the facts of a message, so that later messages like it begin faster (`reissue`).
+
+        Nothing is kept of the first message in a lane, of a receive from any source, or before the wire is known.
 
         Args:
-            key: Names all that it shares with them: line, ends, tag, dtype, shape, stream, priority and name.
+            key: A value for all that the messages share: line, ends, tag, dtype, shape, stream, priority and name.
             message: The message, which has its call.
-            priority: Its priority in its stream.
+            priority: Priority that the caller gave the message, without that of its stream.
         """
-        peer = message.asked  # a receive from any source has a peer once one is chosen
+        # not `message.peer`: that of a receive from any source is set once a sender is chosen
+        peer = message.asked
         wire = None if peer is None else message.messages.wires.get(peer)
+        # `seq` is 0 for the first message in a lane
         if peer is not None and wire is not None and message.seq and key not in self._kept:
             if len(self._kept) >= _KNOWN:
                 self._kept.clear()
@@ -346,7 +387,11 @@ class Messages:
         *,
         flat: bool = False,
     ) -> Message[Any]:
-        """Check and start the sender's end of a message; a flat one agrees with any shape of as many elements."""
+        """Check the arguments of a send, and begin it. Return its future.
+
+        `flat`: whether the receiver's array may have another shape with the same number of elements. All else: see
+        `Exchanges.send`. If `call_site` is None, the line of the caller's caller is recorded.
+        """
         caller, tags = _getframe(2) if call_site is None else call_site, MOST_TAGS if flat else TAGS
         context, group = self._context, self._group
         if type(x) is not ndarray:
@@ -363,29 +408,34 @@ class Messages:
         key: object = None
         if type(x) is ndarray and x.flags.carray:
             message.source, message.call = x, call(P2P.text, None, x.dtype, x.shape, 2)
-            if port.wires.get(dst) is not None:
+            if port.wires.get(dst) is not None:  # a send like an earlier one over this wire takes a shorter path
                 key = port, dst, tag, message.call, priority, message.name, message.place
                 known = self._kept.get(key)
-                if known is not None and get_ident() == context.thread and self._leave(known, message):
+                if known is not None and get_ident() == context.thread and self._begin_known_send(known, message):
                     return message
         elif isinstance(x, Future):
-            check_here(x, context.thread)
+            check_same_world(x, context.thread)
         else:
             prepare(message)
         if get_ident() == context.thread:
             port.begin(message)
         else:
-            port.begin_elsewhere(message)
+            port.begin_from_thread(message)
         if key is not None and not flat:
             self.keep(key, message, priority)
         return message
 
     @staticmethod
-    def _leave(known: KnownMessage, message: Message[Any]) -> bool:
-        """Begin a send like one before on the loop's thread; return whether it has begun."""
+    def _begin_known_send(known: KnownMessage, message: Message[Any]) -> bool:
+        """Begin a send like an earlier one, on the loop's thread. Return whether it has begun; it may also have ended.
+
+        Args:
+            known: The facts of the earlier send.
+            message: The new send, which has its call and its array.
+        """
         data = memoryview(cast("Array", message.source).reshape(-1).view(uint8))  # type: ignore[arg-type]
         begun = known.begin(data, message.step, lambda: message)
-        if type(begun) is int:
+        if type(begun) is int:  # it has left, and never was in its lane
             message.seq, message.state = begun, DONE
             message.input = message.source = message._use = None
         return begun is not None
@@ -403,7 +453,11 @@ class Messages:
         *,
         flat: bool = False,
     ) -> Message[Any]:
-        """Check and start the receiver's end of a message. Without a source, a sender is chosen first."""
+        """Check the arguments of a receive, and begin it. Return its future. If `src` is None, any rank may send.
+
+        `flat`: whether the sender's array may have another shape with the same number of elements. All else: see
+        `Exchanges.recv`. If `call_site` is None, the line of the caller's caller is recorded.
+        """
         caller, tags = _getframe(2) if call_site is None else call_site, MOST_TAGS if flat else TAGS
         context, group, out, buffers = self._context, self._group, like, None
         if type(like) is ndarray:
@@ -411,8 +465,8 @@ class Messages:
         else:
             out = receive_like(like, context.arrays)
             if type(out) is ReceiveBuffers:
-                buffers, out = out, out.packed
-        peer = 0 if src is None else src
+                buffers, out = out, out.packed  # the packed arrays are received as one
+        peer = 0 if src is None else src  # any valid rank, for the check
         if not (type(peer) is type(tag) is int and 0 <= peer < group.size and 0 <= tag < tags):
             check_peer(group, "src", peer, tag, tags)
             src, tag = None if src is None else int(src), int(tag)
@@ -430,5 +484,5 @@ class Messages:
         if get_ident() == context.thread:
             port.begin(message)
         else:
-            port.begin_elsewhere(message)
+            port.begin_from_thread(message)
         return message

@@ -1,4 +1,4 @@
-"""Refusals of futures that a program uses as values: the errors ask to await the future first."""
+"""Errors for a program that uses a future as if it were its value: they ask to await the future first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FIRST = "await it first, or pass it to rank.compute or a collective"
 
 
 class NotAValue:
-    """Base of futures: it cannot be formatted, iterated, tested, compared or computed with."""
+    """Base class of futures that raises an error if one is iterated, tested for truth, compared or computed with."""
 
     __slots__ = ()
 
@@ -43,7 +43,7 @@ class NotAValue:
         __contains__ = __setitem__ = __delitem__ = _refuse
 
         def __eq__(self, other: object) -> bool:
-            if isinstance(other, _VALUES):  # else compared by identity
+            if isinstance(other, _VALUES):  # with any other object: compared by identity
                 raise TypeError(f"a future cannot be compared with {type(other).__name__}; {_FIRST}")
             return NotImplemented
 
@@ -54,7 +54,7 @@ class NotAValue:
 
 
 def _missing(name: str) -> property:
-    """Return a property that refuses an attribute of values."""
+    """Return a property that raises `AttributeError`, for an attribute that values have, such as `shape`."""
 
     def refuse(future: object) -> NoReturn:
         raise AttributeError(f"a future has no {name!r}; {_FIRST}", name=name, obj=future)

@@ -1,4 +1,4 @@
-"""Collectives of Python objects, which are packed as msgpack or pickle and sent by one or two operations."""
+"""Collectives of Python objects: each object is packed as msgpack or pickle, and travels as an array of bytes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ..collectives.reduce import Array
 from ..errors import UsageError
 from .arguments import check_one_a_rank, check_rank
 from .derived import Derived
+from .forms import dtype_of
 from .future import Future
 from .memory.arrays import metadata
 from .memory.foreign import as_input
@@ -22,11 +23,15 @@ from .outstanding import CallSite, checked_name
 from .port import Ports
 from .stream import Stream
 
-_HEADER = np.dtype(np.int64).itemsize  # of each object: how many bytes follow
-_TUPLE, _COMPLEX, _ARRAY, _SCALAR = range(4)  # msgpack's extension types
+_HEADER = np.dtype(np.int64).itemsize  # bytes of an object's length, which stands before the object
+_TUPLE, _COMPLEX, _ARRAY, _SCALAR = range(4)  # codes of our extension types in msgpack
+_ADVICE = (
+    "pass numbers, texts, bytes, arrays and lists, tuples and dicts of them, or pickle=True if every rank trusts every "
+    "other"
+)
 
 
-def give(
+def send_objects(
     ports: Ports,
     kind: Collective,
     value: object,
@@ -38,7 +43,20 @@ def give(
     timeout_s: float | None,
     call_site: CallSite | None,
 ) -> Future[Any]:
-    """Send the root's object to all, or one of its objects to each rank; the size goes with each object."""
+    """Send the root's object to all ranks, or one of its objects to each. Return the future of the received object.
+
+    Args:
+        ports: Ports of the rank on the group.
+        kind: BROADCAST, or SCATTER.
+        value: On the root, the object, or for a scatter a list with one object for each rank; ignored on other ranks.
+        root: Group rank of the sender.
+        pickled: Whether objects are packed as pickles; else as msgpack.
+        stream: This and the other options: see `GroupCalls`.
+        call_site: Line that errors name; None: that of the caller's caller.
+
+    Raises:
+        UsageError: If an object cannot be packed, there is not one for each rank, or `root` is no rank.
+    """
     caller = _getframe(2) if call_site is None else call_site
     check_rank(ports.group, "root", root)
     rows = None
@@ -46,12 +64,12 @@ def give(
         if kind is SCATTER:
             check_one_a_rank(ports.group, "values", value)
         values = cast("Sequence[object]", value) if kind is SCATTER else [value]
-        rows = _rows([pack(item, pickled=pickled) for item in values])
+        rows = _pack_rows([pack(item, pickled=pickled) for item in values])
     operation = ports.issue(kind, rows, None, stream, priority, name, timeout_s, caller, root=root)
     return Derived([operation], lambda got: _unpack_objects(got[0], 1, pickled)[0], ports.context).begin()
 
 
-def gather(
+def gather_objects(
     ports: Ports,
     kind: Collective,
     value: object,
@@ -63,20 +81,40 @@ def gather(
     timeout_s: float | None,
     call_site: CallSite | None,
 ) -> Future[Any]:
-    """Agree on the size of the largest object, then gather rows of that size."""
+    """Gather one object of each rank. Return the future of their list.
+
+    Two operations: an all-reduce finds the size of the largest object, then rows of that size are gathered.
+
+    Args:
+        ports: Ports of the rank on the group.
+        kind: GATHER, or ALL_GATHER.
+        value: The object of this rank.
+        root: Group rank that gets the objects in a gather; the others get None.
+        pickled: Whether objects are packed as pickles; else as msgpack.
+        stream: This and the other options: see `GroupCalls`.
+        call_site: Line that errors name; None: that of the caller's caller.
+
+    Raises:
+        UsageError: If the object cannot be packed, or `root` is no rank.
+    """
     caller = _getframe(2) if call_site is None else call_site
     packed, context, size = pack(value, pickled=pickled), ports.context, ports.group.size
-    checked_name(name, kind.text)  # before the first of two operations
+    checked_name(name, kind.text)  # so that an error comes before the first of the two operations
     check_rank(ports.group, "root", root)
     row = metadata([len(packed)])
     longest = ports.issue(ALL_REDUCE, row, None, stream, priority, f"{name}: size", timeout_s, caller, op="max")
-    padded = Derived([longest], lambda got: _rows([packed], int(got[0][0])), context).begin()
+    padded = Derived([longest], lambda got: _pack_rows([packed], int(got[0][0])), context).begin()
     operation = ports.issue(kind, padded, None, stream, priority, name, timeout_s, caller, root=root)
     return Derived([operation], lambda got: _unpack_objects(got[0], size, pickled), context).begin()
 
 
-def _rows(packed: Sequence[bytes], longest: int = 0) -> Array:
-    """Return objects in rows of one length, each with its own length in front, one after the other."""
+def _pack_rows(packed: Sequence[bytes], longest: int = 0) -> Array:
+    """Return a flat array of rows of equal length, one for each object: 8 bytes with its length, its bytes, zeros.
+
+    Args:
+        packed: The bytes of each object.
+        longest: Least number of bytes for the object in each row.
+    """
     longest = max(longest, *map(len, packed))
     rows = np.zeros((len(packed), _HEADER + longest), np.uint8)
     for row, data in zip(rows, packed, strict=True):
@@ -86,10 +124,19 @@ def _rows(packed: Sequence[bytes], longest: int = 0) -> Array:
 
 
 def _unpack_objects(rows: Array | None, count: int, pickled: bool) -> Any:
-    """Return the objects of all rows, each with its length before it; None where nothing was received."""
-    if rows is None:  # not the root
+    """Return the objects in an array of `_pack_rows`, or None if `rows` is None.
+
+    Args:
+        rows: The received rows, one after the other; None: this rank receives nothing.
+        count: Number of rows.
+        pickled: Whether the objects are pickles.
+
+    Raises:
+        UsageError: If the array has a shape and no data, as in a simulation without data.
+    """
+    if rows is None:  # in a gather, a rank other than the root
         return None
-    if rows.strides == (0,) and rows.size > 1:
+    if rows.strides == (0,) and rows.size > 1:  # an array without data: one element stands for all, see `shape_only`
         raise UsageError("value: where arrays have no data, objects have none either; run with data, or send arrays")
 
     table = rows.reshape(count, -1)
@@ -101,10 +148,10 @@ def _unpack_objects(rows: Array | None, count: int, pickled: bool) -> Any:
 
 
 def pack(value: object, *, pickled: bool) -> bytes:
-    """Return the bytes of an object.
+    """Return the bytes of an object, as msgpack with our extensions, or as a pickle if `pickled`.
 
     Raises:
-        UsageError: If it cannot be packed.
+        UsageError: If the object cannot be packed.
     """
     try:
         if pickled:
@@ -112,51 +159,42 @@ def pack(value: object, *, pickled: bool) -> bytes:
         return cast("bytes", msgpack.packb(value, default=_to_extension, strict_types=True))
     except UsageError:
         raise
-    except Exception as error:  # a program's own methods are called here
-        raise UsageError(f"value: cannot pack {type(value).__name__}: {error}") from error
+    except Exception as error:  # of any class: pickle and msgpack call methods of the object
+        advice = "pass an object that pickle takes" if pickled else _ADVICE
+        raise UsageError(f"value: cannot pack {type(value).__name__}: {error}; {advice}") from error
 
 
 def unpack(data: bytes, *, pickled: bool) -> object:
-    """Return the object in packed bytes; with `pickled`, its sender can make this process run any code."""
+    """Return the object that `pack` has packed. With `pickled`, the sender can make this process run any code."""
     if pickled:
         return pickle.loads(data)
     return msgpack.unpackb(data, ext_hook=_from_extension, strict_map_key=False)
 
 
 def _to_extension(value: object) -> msgpack.ExtType:
-    """Return a value that msgpack does not know as one of our extensions."""
+    """Return a value of a type that msgpack does not know as one of our extension types.
+
+    Raises:
+        UsageError: If the value is no tuple, complex number, array or number of numpy.
+    """
     if type(value) is tuple:
         return msgpack.ExtType(_TUPLE, pack(list(value), pickled=False))
     if type(value) is complex:
         return msgpack.ExtType(_COMPLEX, pack([value.real, value.imag], pickled=False))
     if isinstance(value, (bytearray, memoryview)) or not hasattr(value, "__array__"):
-        raise UsageError(
-            f"value: msgpack cannot pack {type(value).__name__}; pass numbers, texts, bytes, arrays and lists, tuples "
-            "and dicts of them, or pickle=True if every rank trusts every other"
-        )
+        raise UsageError(f"value: msgpack cannot pack {type(value).__name__}; {_ADVICE}")
     array = as_input(value)
     fields = [array.dtype.name, list(array.shape), np.ascontiguousarray(array).tobytes()]
     return msgpack.ExtType(_SCALAR if isinstance(value, np.generic) else _ARRAY, pack(fields, pickled=False))
 
 
 def _from_extension(kind: int, data: bytes) -> object:
-    """Return the value of one of our extensions."""
+    """Return the value in msgpack data of one of our extension types; `kind` is the code of the type."""
     fields: Any = unpack(data, pickled=False)
     if kind == _TUPLE:
         return tuple(fields)
     if kind == _COMPLEX:
         return complex(*fields)
     name, shape, memory = fields
-    array = np.frombuffer(bytearray(memory), _dtype(name)).reshape(shape)
+    array = np.frombuffer(bytearray(memory), dtype_of(name)).reshape(shape)
     return array[()] if kind == _SCALAR else array
-
-
-def _dtype(name: str) -> np.dtype[np.generic]:
-    """Return the dtype of a name, also of `ml_dtypes`."""
-    try:
-        return np.dtype(name)
-    except TypeError:
-        import ml_dtypes  # only its types need it
-
-        dtype: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name))
-        return dtype

@@ -26,7 +26,7 @@ from trio.lowlevel import reschedule
 from transports.base import PAYLOAD_BYTES
 
 from ..collectives.call import Call, Pairs
-from ..collectives.kinds import BARRIER, GATHER, PERMUTE, REDUCE, Collective
+from ..collectives.kinds import GATHER, PERMUTE, REDUCE, Collective
 from ..collectives.reduce import Array
 from ..errors import PeerFailedError, UsageError
 from ..flight.recorder import Known
@@ -60,9 +60,9 @@ class GroupLike(Protocol):
 
 
 class CallArguments(NamedTuple):
-    """Arguments of a collective besides its arrays."""
+    """Arguments of a collective besides its arrays; see `GroupCalls`."""
 
-    op: str | None = None
+    op: str | None = None  # Name of the operator of a reduction
     root: int = 0
     counts: object = None  # Rows of each block; once checked, as `check_counts` returns them, or None
     exact: bool = False
@@ -72,10 +72,10 @@ class CallArguments(NamedTuple):
 
 
 class _Nowhere:
-    """Port of messages, and of operations that a thread has just issued; also its communicator and stream."""
+    """Placeholder for the port of an operation that has none yet, and for that port's communicator and stream."""
 
     members: tuple[int, ...] = ()
-    identity = ""
+    identity = variant = ""
     position = place = 0
 
     def __init__(self) -> None:
@@ -90,16 +90,18 @@ NOWHERE: Port = cast("Port", _Nowhere())
 
 
 class CollectiveFuture(IssuedFuture[T_co]):
-    """Handle of an issued collective or point-to-point operation.
+    """Handle of a collective or a message that a rank has issued.
 
-    `await` it for the result. Until it is done, the input array is read-only and belongs to the operation, and so does
-    `out`; the result belongs to the caller.
+    `await` it for the result. Until it is done, the arrays `x` and `out` belong to the operation, and are read-only for
+    everybody else. The result belongs to the caller.
 
     Args:
-        kind: Of the collective.
-        x: Its input.
+        kind: Kind of the collective.
+        x: Input of the collective.
+        out: Where to put the result; None: in a new array.
+        caller: Frame or line that issued it.
         priority: Lower numbers send first.
-        name: Name in timelines.
+        name: Name in timelines; None: that of the kind.
     """
 
     # -- its arguments
@@ -115,8 +117,8 @@ class CollectiveFuture(IssuedFuture[T_co]):
     input_changed: Callable[[], bool] | None  # Whether the input was changed, for inputs that count changes
     # In place of arrays: addresses of the input and of the result, their owner, and whether the caller waits at once
     memory: tuple[int, int, object, bool] | None
-    source: Array | None  # Array that the operation reads
-    target: Array | None  # A view of `out` that stays writable
+    source: Array | None  # Array that the operation reads: `input`, or a contiguous or packed copy
+    target: Array | None  # Array that the operation writes: a view of `out` that stays writable while `out` is locked
     locked: tuple[Array, ...]  # Arrays to unlock at the end
     # -- its life
     port: Port
@@ -125,10 +127,10 @@ class CollectiveFuture(IssuedFuture[T_co]):
     started_ns: int
     step: int | None  # Step of the rank in which it was issued
     deadline_s: float | None  # Time within which it must end
-    awaited_ns: int | None  # Start of the program's wait for it
-    scope: Cancels | None  # Handle of the moving bytes, while they move
-    poll: Callable[[], None] | None  # Processes messages that have arrived in the meantime
-    algorithm: str
+    awaited_ns: int | None  # Instant at which the program began to wait for it
+    scope: Cancels | None  # Stops its bytes; None while they do not move
+    poll: Callable[[], None] | None  # Looks whether it has progressed; an await calls this before it sleeps
+    algorithm: str  # Name in the timeline
     record: int  # Number in the flight record
     __slots__ = tuple(__annotations__)
     receives = False  # Whether it is a receive of a message
@@ -138,11 +140,14 @@ class CollectiveFuture(IssuedFuture[T_co]):
     ) -> None:
         # The base class's part is inlined, because this is on the path of every collective. Callers pass arguments by
         # position: with keywords an object takes half as long again.
-        issued: IssuedFuture[T_co] = self  # which declares some
+        issued: IssuedFuture[T_co] = self  # the base class, which declares some of the attributes
+        # of a future that has not ended
         issued.state, self._taken = ISSUED, False
         self._value = self._failure = self._waiters = self._callbacks = self._threads = self._anywhere = None
+        # its arguments, as far as they are known
         self.kind, self.input, self.out = kind, x, out  # type: ignore[assignment]  # checked later
         self.caller_out = self.input_changed = self.source = self.target = self.memory = self.plan = None
+        # its life, which has not begun
         self.deadline_s = self.awaited_ns = self.scope = self.poll = None
         self.port, self.locked, self.priority, self.algorithm, self.record = NOWHERE, (), priority, "direct", -1
         issued.name = kind.text if name is None else checked_name(name, kind.text)
@@ -155,32 +160,32 @@ class CollectiveFuture(IssuedFuture[T_co]):
 
     @property
     def group(self) -> GroupLike:
-        """Group that it was issued on; once the program has dropped the group, its name, size and ranks."""
+        """Group that it was issued on, or its name, size and ranks once the program has dropped it."""
         return self.member.group
 
     @property
     def src(self) -> int | None:
-        """Group rank that sends a message; None for collectives."""
+        """Group rank that sends a message, or None for collectives."""
         return None
 
     @property
     def identity(self) -> str:
-        """Name of its communicator in few characters, the same on every rank."""
+        """Short name of the operation's communicator, the same on every rank."""
         return self.port.communicator.identity
 
     @property
     def known(self) -> Known:
-        """Calls of its communicator that the flight record has fields for."""
+        """Calls of the operation's port that the flight record has a number for."""
         return self.port.known
 
     @property
     def members(self) -> tuple[int, ...]:
-        """World ranks that meet in it."""
+        """World ranks that take part in the operation."""
         return self.port.communicator.members
 
     @property
     def urgency(self) -> int:
-        """Order of its messages on a wire: by priority, then by age."""
+        """Sort key of its messages on a wire, lowest first: the priority, then the instant of issue."""
         return (self.priority << 64) + self.issued_ns
 
     @property
@@ -191,21 +196,21 @@ class CollectiveFuture(IssuedFuture[T_co]):
 
     @property
     def inputs(self) -> Iterable[Future[object]]:
-        """Futures of the sent data, until their results are taken."""
+        """Futures that the operation has as its input, until their results are taken."""
         return map(source_of, futures_in(self.input))
 
     @property
     def awaits(self) -> Sequence[int]:
-        """World ranks that have not arrived at it, once this one has."""
+        """World ranks that this rank waits for: it has arrived at the operation, and they have not."""
         return self.port.communicator.missing(self.seq) if MATCHING <= self.state <= STOPPING else ()
 
     def concerns(self, ranks: Container[int]) -> bool:
-        """Whether any of some world ranks takes part."""
+        """Whether any of these world ranks takes part in the operation."""
         return any(rank in ranks for rank in self.members)
 
     @property
     def since_ns(self) -> int | None:
-        """Time at which this rank arrived at it; None before."""
+        """Instant at which this rank arrived at the operation; None before, and after the end."""
         return self.started_ns if MATCHING <= self.state <= STOPPING else None
 
     def flight_fields(self) -> dict[str, object]:
@@ -216,6 +221,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
             "name": self.name,
             "form": "" if call is None else str(call),
             "group": self.member.name,
+            "variant": self.port.communicator.variant,
             "members": listed(self.members),
             "key": self.identity,
             "nbytes": 0 if call is None else call.nbytes,
@@ -223,18 +229,31 @@ class CollectiveFuture(IssuedFuture[T_co]):
         }
 
     def _block(self, timeout: float | None = None) -> bool:
-        """Wait in this thread, which polls host memory itself as long as that is quicker."""
+        """Wait in this thread until the operation has ended; return False at the time limit.
+
+        At first the thread waits in the engine, if the operation runs there: that is quicker than to be woken.
+
+        Args:
+            timeout: Seconds to wait at most; None: as long as it takes.
+        """
         run, start_s = self.scope, perf_counter()
         if isinstance(run, OperationRun):
-            run.look_here(self.context.handover, timeout)
+            run.wait_here(self.context.handover, timeout)
         return self.state >= DONE or super()._block(
             None if timeout is None else max(0.0, start_s + timeout - perf_counter())
         )
 
-    def _ends_at_once(self) -> bool:
-        """Poll once on the event loop, and note the start of a wait."""
+    def _try_to_end(self) -> bool:
+        """Poll once for the end, before a task sleeps. Return whether the operation has ended.
+
+        If not, the start of the task's wait is recorded.
+
+        Raises:
+            UsageError: If the task runs on another thread than the operation's event loop.
+        """
         if get_ident() != self.context.thread:
-            return super()._ends_at_once()
+            return super()._try_to_end()  # this raises
+        # a receive that no task awaited any more (its states follow UNWANTED) takes part again
         if self.state >= UNWANTED:
             self._claim()
         if self.poll is not None:
@@ -248,12 +267,13 @@ class CollectiveFuture(IssuedFuture[T_co]):
     # -- life --------------------------------------------------------------------------------------------------
 
     def issue_elsewhere(self, in_place: Callable[[], bool] | None, on_loop: Callable[[], None]) -> None:
-        """Issue from another thread: in the place of the sleeping loop if no task starts, else soon on the loop.
+        """Issue an operation from another thread than the loop's: in that thread if possible, else soon on the loop.
 
-        The arrays are locked at once.
+        The arrays are locked at once in both cases.
 
         Args:
-            in_place: Issues in this thread, and returns whether it could; None: only the loop may.
+            in_place: Issues in this thread while the loop sleeps; returns False if only the loop can. None: the loop
+                must do it.
             on_loop: Issues on the loop.
 
         Raises:
@@ -269,44 +289,61 @@ class CollectiveFuture(IssuedFuture[T_co]):
             raise
 
     def _issue_late(self, issue: Callable[[], None]) -> None:
-        """Issue on the event loop, unless it was cancelled in the meantime; fail it if the rank has ended."""
+        """Issue on the event loop what a thread has called; fail the operation if the rank has ended by then.
+
+        Nothing happens if the operation was cancelled in the meantime.
+        """
         if self.state < DONE and not self.context.closed:
             issue()
         elif self.state < DONE:
             self.release()
-            settle_and_deliver(self, None, Failure(self.context.ended(), seen=True))
+            settle_and_deliver(self, None, Failure(self.context.end_error(), seen=True))
 
     def arrive(self) -> None:
-        """Match it with the operations of the other ranks, now that its input exists."""
+        """Match the operation with those of the other ranks, now that its input exists."""
         self.port.arrive(self)
 
     def fit(self, pattern: Call) -> None:
-        """Make the array of the result, unless there is one; `pattern` has its dtype and shape.
+        """Set `target`, the array for the result: `out`, or a new array; None on a rank without a result.
+
+        In a permute, a rank to which no rank sends gets zeros, which are written here.
+
+        Args:
+            pattern: The call that all ranks agree on, which has dtype and shape.
 
         Raises:
-            MemoryError: If there is no memory for it.
+            MemoryError: If there is no memory for a new array.
         """
+        kind, position = self.kind, self.port.position
         if self.target is None:
-            if self.out is None and pattern.dtype is not None and self._receives():
-                self.out = self.context.arrays.empty(pattern.result_at(self.port.position), pattern.dtype)
+            has_result = (kind is not REDUCE and kind is not GATHER) or self.call.root == position
+            if self.out is None and pattern.dtype is not None and has_result:
+                self.out = self.context.arrays.empty(pattern.result_at(position), pattern.dtype)
             self.target = self.out
-        zeros = self.kind is PERMUTE and self.port.position not in {dst for _, dst in pattern.pairs}
+        zeros = kind is PERMUTE and position not in {dst for _, dst in pattern.pairs}
         if zeros and not self.context.arrays.shapes_only:  # no rank sends to it
             cast(Array, self.target)[...] = 0
 
-    def _receives(self) -> bool:
-        """Whether this rank gets a result."""
-        kind, position = self.kind, self.port.position
-        if kind is REDUCE or kind is GATHER:
-            return self.call.root == position
-        return kind is not BARRIER
-
     def describe(self, pattern: Call, met_ns: int) -> RawMatch:
-        """Return the part of its timeline entry that all ranks share."""
+        """Return the part of the operation's timeline span that all ranks share.
+
+        Args:
+            pattern: The call that all ranks agree on.
+            met_ns: Instant at which the last rank arrived, as far as this process knows.
+        """
         return pattern.kind.text, self.algorithm, self.port.group, self.seq, pattern.nbytes, pattern.dtype, met_ns
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
-        """Record the span, set the result and let the stream go on; the loop's thread, or one in its place."""
+        """End the operation with its result: record the span, unlock the arrays, let the stream go on, wake waiters.
+
+        It fails instead if its input was changed while it was read. Nothing happens if it has ended already. Only the
+        loop's thread, or a thread in its place, may call this. For a short latency, the steps of `release`, `settle`
+        and `_deliver` are written out here.
+
+        Args:
+            end_ns: Instant of the end.
+            meeting: The result of `describe`.
+        """
         if self.state >= DONE or (self.receives and self._is_over()):
             return
         if self.input_changed is not None and self.input_changed():
@@ -342,6 +379,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
             stream.finished(self, None)
         else:
             del context.outstanding.operations[self], stream.in_flight[self]
+        # notify, inlined for tasks alone, the most frequent case: no callbacks, and no failure to be marked as seen
         waiters = self._waiters
         if waiters is not None or self._callbacks is not None:
             if get_ident() != context.thread:  # added after `end_wakes_loop` was false
@@ -354,29 +392,33 @@ class CollectiveFuture(IssuedFuture[T_co]):
                     reschedule(task)
 
     def _is_over(self) -> bool:
-        """Whether a receive has ended otherwise, now that its message has arrived."""
+        """Whether a receive ends in another way than with the message that has arrived; see `Message._is_over`."""
         return False
 
     @property
     def end_wakes_loop(self) -> bool:
-        """Whether its end wakes tasks, callbacks or the stream, which only the loop may do."""
+        """Whether the end of the operation wakes tasks, callbacks or the stream, which only the loop may do."""
         return self._waiters is not None or self._callbacks is not None or self.port.stream.end_wakes
 
     def start_moving(self, scope: Cancels | None) -> None:
-        """Note that its bytes begin to move. `scope` stops them; None if moving takes no time."""
+        """Enter the state RUNNING, because the operation's bytes begin to move.
+
+        Args:
+            scope: Cancels the transfer; None if the transfer takes no time.
+        """
         self.scope = scope
-        if self.state is MATCHING:  # else it began before, or no task waits for it any more
+        if self.state is MATCHING:  # else it runs already, or is a receive that no task waits for any more
             self._enter(RUNNING)
 
     @property
-    def can_start(self) -> bool:
-        """Whether its bytes neither move nor have moved."""
+    def is_unstarted(self) -> bool:
+        """Whether the operation has not ended and its bytes do not move yet."""
         return self.scope is None and self.state < DONE
 
     def fail(self, failure: Failure) -> None:
-        """End with an error, which is raised in the awaiting tasks, and fails the rank if there are none.
+        """End the operation with an error, which awaiting tasks raise; without any, it fails the rank.
 
-        Bytes that are moving are stopped first, or waited for.
+        If bytes of the operation move, they are stopped first: it ends when they have stopped.
         """
         if self.state >= DONE:
             return
@@ -391,12 +433,15 @@ class CollectiveFuture(IssuedFuture[T_co]):
             settle_and_deliver(self, None, failure)
 
     def expire(self, error: BaseException) -> None:
-        """Fail because of a deadline, and with it all later operations of the communicator."""
+        """Fail because of a deadline; all present and later operations of the communicator fail, too."""
         if self.state < DONE:
             self.port.communicator.give_up(self, Failure(error))
 
     def abandon(self, error: BaseException) -> None:
-        """Fail with the world. Waiting tasks get the error before they are cancelled; the arrays are released later."""
+        """Fail because the world has ended. Waiting tasks get the error before they are cancelled.
+
+        The arrays are released once the operation's bytes have stopped moving.
+        """
         self.port.communicator.forget(self.seq)
         settle_and_deliver(self, None, Failure(error, seen=True))
         if self._moves:
@@ -415,7 +460,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
             self.scope.cancel()
 
     def stopped(self) -> None:
-        """Note that its bytes have stopped moving."""
+        """Record that the operation's bytes have stopped moving. If it has failed, it ends now."""
         self.scope = self.poll = None
         if self.state is STOPPING:
             assert self._failure is not None, "it stops because it has failed"
@@ -424,7 +469,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
             self.release()
 
     def _deliver(self) -> None:
-        """Deliver the end to the stream, the deadlines, and the tasks and callbacks that wait."""
+        """Report the end to the stream and the deadlines, and wake the tasks and callbacks that wait."""
         if self.deadline_s is not None:
             self.context.deadlines.drop(self, self.deadline_s)
         self.port.stream.finished(self, self._failure)
@@ -436,7 +481,10 @@ class CollectiveFuture(IssuedFuture[T_co]):
 
     # -- memory --------------------------------------------------------------------------------------------------
     def lock(self) -> None:
-        """Make the arrays of this operation read-only for everybody else until it ends; again once more are known."""
+        """Make the operation's arrays read-only for everybody else until it ends.
+
+        May be called again, for arrays that did not exist before.
+        """
         context, x, out = self.context, self.input, self.out
         if context.arrays.shapes_only:  # no array has data
             return
@@ -450,12 +498,12 @@ class CollectiveFuture(IssuedFuture[T_co]):
 
     @property
     def may_leave_at_once(self) -> bool:
-        """Whether its input is small and copied at once, so that it may never need a lock."""
+        """Whether the input is so small that it is copied as the operation starts, so that it may need no lock."""
         source = self.source
         return self.out is None and source is not None and source.nbytes <= PAYLOAD_BYTES
 
     def release(self) -> None:
-        """Unlock the arrays: no bytes move any more."""
+        """Unlock the arrays, and drop all references to them, once no bytes move any more."""
         if self.locked:
             self.context.locks.unlock(self.locked)
             self.locked = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import lru_cache
 from math import inf, isfinite
 from types import CodeType, FrameType
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import trio
 
 from transports import TransportError
+from transports.failures import REPORT_BUG
 
 from ..errors import DeadlineError, OverlapError, PeerError, UsageError, shown, text_of
 from ..ranklist import listed
@@ -30,12 +31,13 @@ CallSite: TypeAlias = FrameType | str | tuple[CodeType, int]
 """Origin of an operation: a frame, "file.py:41", or the `place` of another handle."""
 
 TURNS = 3
-"""Turns until a task that a program starts has run; a function that it calls may start one more."""
+"""Turns of the event loop after which a task that the program has just started has run, and a task that it has started.
+"""
 
-_CAUSES = 64  # causes from elsewhere that a rank remembers: mostly peers
-_LISTED = 4  # unfinished operations of a rank in a report
+_CAUSES = 64  # most causes in peers and deadlines that a rank remembers
+_LISTED = 4  # most unfinished operations of a rank in a report
 
-# Texts of states without a wait for ranks; states without a text are not mentioned.
+# Texts for operations that wait for no rank, by state; a state without a text is not mentioned.
 _DESCRIBED: dict[OperationState, str] = {
     QUEUED: "is queued",
     ADMITTED: "is queued",
@@ -51,7 +53,7 @@ class IssuedFuture(Future[T_co]):
 
     __slots__ = ("context", "name", "place")
 
-    runs_code = False  # Whether it is code of the program, which may have seen the error that it raises
+    runs_code = False  # Whether it runs code of the program, such as a compute or a task
     context: RankContext
     name: str  # Name given by the caller, or name of the operation or function
     place: tuple[CodeType, int]  # Origin as code and instruction: to find the line takes longer
@@ -63,21 +65,21 @@ class IssuedFuture(Future[T_co]):
 
     @property
     def inputs(self) -> Iterable[Future[object]]:
-        """Futures of the arguments, until their results are taken."""
+        """Futures among the arguments, until their results are taken."""
         return ()
 
     @property
     def awaits(self) -> Sequence[int]:
-        """World ranks that it waits for."""
+        """World ranks that the operation waits for."""
         return ()
 
     @property
     def since_ns(self) -> int | None:
-        """Start time of its present state; None if unknown."""
+        """Instant since which it runs or waits for other ranks; None: it does neither, or that is unknown."""
         return None
 
     def describe_state(self, now_ns: int) -> str:
-        """Describe the present state; empty if there is nothing to report."""
+        """Return the present state in words, such as "waits for rank 3", or "" if there is nothing to report."""
         awaited = self.awaits
         if not awaited:
             return _DESCRIBED.get(self.state, "")
@@ -86,15 +88,16 @@ class IssuedFuture(Future[T_co]):
         return f"has waited {waited_s} s for {ranks}" if waited_s else f"waits for {ranks}"
 
     def concerns(self, ranks: Container[int]) -> bool:
-        """Whether any of some world ranks takes part in it."""
+        """Whether any of these world ranks takes part in the operation."""
         return False
 
     def expire(self, error: BaseException) -> None:
-        """Fail because of a deadline; the loop's thread only."""
-        raise AssertionError("this is a bug in overlap: an operation without a deadline expired")
+        """Fail because of a deadline. On the loop's thread only."""
+        operation = f"{self.label} ({self.call_site}) of rank {self.context.rank}"
+        raise AssertionError(f"{operation} has no deadline, and one has expired: {REPORT_BUG}")
 
     def _report(self, error: TransitionError) -> None:
-        """Put the label, line and rank into an error about its states, which ends the rank."""
+        """Add label, line and rank to an error about a forbidden change of state, and let it end the rank."""
         error.operation = f"{self.label} ({self.call_site}) of rank {self.context.rank}"
         self.context.report_bug(error)
 
@@ -104,13 +107,13 @@ class IssuedFuture(Future[T_co]):
 
 
 class Outstanding:
-    """Unfinished operations of one rank.
+    """Unfinished operations of one rank, and failures that no task or thread has seen.
 
     Attributes:
-        operations: Operations in the order of issue.
-        daemons: Tasks that end with the program.
-        draining: Whether the rank waits for their ends.
-        doing: Operations that were unfinished when the rank was abandoned, as text.
+        operations: Unfinished operations in the order of issue; a dict with the values None serves as an ordered set.
+        daemons: Tasks that end with the program, as such a set.
+        draining: Whether the program has ended, and the rank waits for the operations.
+        doing: Lines on the operations that were unfinished when the rank was abandoned.
     """
 
     __slots__ = ("_causes", "_changed", "_cut_off", "_unseen", "daemons", "doing", "draining", "operations")
@@ -120,15 +123,21 @@ class Outstanding:
         self.daemons: dict[IssuedFuture[object], None] = {}
         self.draining: bool = False
         self.doing: list[str] = []
-        self._cut_off = ""  # the first operation with a broken wire
-        self._unseen: dict[FailureCause, Failure] = {}  # the first failure of each cause, oldest cause first
-        self._causes: dict[object, FailureCause] = {}  # causes from elsewhere, by `_cause_key`
+        self._cut_off = ""  # name and line of the first operation that failed with a broken wire
+        self._unseen: dict[FailureCause, Failure] = {}  # the first failure of each unseen cause, oldest cause first
+        self._causes: dict[object, FailureCause] = {}  # causes in peers and deadlines, by `_cause_key`
         self._changed = trio.Event()
 
     def record_end(self, operation: IssuedFuture[T_co], failure: Failure | None) -> None:
-        """Keep the failure of an ended operation, in case it is never awaited, and wake `drain`."""
+        """Wake `drain` after the end of an operation, and keep its failure until a task or thread sees it.
+
+        Args:
+            operation: The operation, which is no longer among the unfinished ones.
+            failure: Failure of the operation; None: it went well, or another operation reports the failure.
+        """
         if failure is not None:
-            if not operation.runs_code:  # else only that code has seen the cause
+            # computes and tasks may raise again an error that they have seen: that must not mark the cause as seen
+            if not operation.runs_code:
                 self._share_cause(failure)
             if not failure.seen:
                 failure.cause.keep_in(self._unseen, failure)
@@ -137,23 +146,23 @@ class Outstanding:
         self._changed.set()
 
     def fail(self, failure: Failure) -> None:
-        """Let `drain` raise an error that is no operation's."""
+        """Let `drain` raise the error of a failure that belongs to no operation."""
         failure.cause.keep_in(self._unseen, failure)
         self._changed.set()
 
     async def drain(self, waits: Callable[[IssuedFuture[object]], bool] | None = None) -> None:
-        """Wait for all issued operations.
+        """Wait until all issued operations have ended.
 
         Args:
-            waits: Whether to wait for an operation; by default for all.
+            waits: Returns whether to wait for an operation; None: wait for all.
 
         Raises:
-            BaseException: The first error that no task has seen.
+            BaseException: The oldest error that no task or thread has seen, as soon as there is one.
         """
         self.draining = True
         while self.unseen or (any(map(waits, self.operations)) if waits else self.operations):
             if self.unseen:
-                for _ in range(TURNS):  # a daemon that was woken with the error, or has just begun to wait, sees it
+                for _ in range(TURNS):  # meanwhile a daemon that awaits the failed operation may see the error
                     await trio.lowlevel.cancel_shielded_checkpoint()
                 if (unseen := self.unseen) is not None:
                     unseen.mark_seen()
@@ -162,7 +171,7 @@ class Outstanding:
                 self._changed = trio.Event()
                 await self._changed.wait()
 
-    async def daemons_ended(self) -> None:
+    async def wait_for_daemons(self) -> None:
         """Wait until no daemon runs any more."""
         while self.daemons:
             self._changed = trio.Event()
@@ -170,25 +179,24 @@ class Outstanding:
 
     @property
     def unseen(self) -> Failure | None:
-        """The oldest failure that no task or thread was given."""
+        """The oldest failure that no task or thread has seen; None: there is none."""
         return next(iter(self._unseen.values()), None) if self._unseen else None
 
     def is_awaited(self, future: Future[Any], failure: Failure) -> bool:
-        """Whether a task or thread of the program waits for a failed future, or for a user of it.
+        """Whether a task or thread waits for a failed future, or for an operation or future that has it as an input.
 
-        A task of a failed nursery that has cancelled the await counts as well.
+        An await that a failed nursery has cancelled counts, too.
 
-        Cost: one pass over the unfinished operations; only for errors of the rank's own code.
+        Args:
+            future: The future that has failed.
+            failure: Failure of that future.
+
+        Cost: two passes over the unfinished operations; only for errors of the rank's own code.
         """
-        users: dict[Future[object], list[IssuedFuture[object]]] = {}
-        pending: list[Future[Any]] = [future]
-        for operation in list(self.operations):
-            if operation._failure is failure:  # it has taken a failed input, and the loop has not delivered it
-                pending.append(operation)
-            for source in operation.inputs:
-                users.setdefault(source, []).append(operation)
-                if source._failure is failure:  # the input has failed with it and is over
-                    pending.append(operation)
+        operations = list(self.operations)
+        users = _users_by_input(operations)
+        # Search from the futures with this failure to those that use them, until a task or thread waits for one.
+        pending: list[Future[Any]] = [future, *_operations_failed_with(failure, operations)]
         visited: set[Future[Any]] = set()
         while pending:
             user = pending.pop()
@@ -201,7 +209,10 @@ class Outstanding:
         return False
 
     def _share_cause(self, failure: Failure) -> None:
-        """Give a failure from elsewhere the cause of earlier ones with the same key: one look at any is enough."""
+        """Let a failure share the cause of earlier failures for the same reason, if the reason is a peer or a deadline.
+
+        So all of them count as seen once one is. If this one has been seen, the earlier ones are marked as seen.
+        """
         key = _cause_key(failure.error)
         if key is None:
             return
@@ -216,18 +227,26 @@ class Outstanding:
             failure.cause = earlier
 
     def abandon(self, error: Callable[[], BaseException]) -> None:
-        """Fail everything unfinished."""
+        """Fail all unfinished operations because the world has ended; `error` makes a new error for each."""
         self.doing = self.doing or self.lines()
-        for operation in reversed(list(self.operations)):  # otherwise the end of the first would start the next
+        for operation in reversed(list(self.operations)):  # the last first: an end would start the operation after it
             operation.abandon(error())
 
-    def forsake(self, error: Callable[[], BaseException]) -> None:
-        """Settle everything unfinished when no event loop runs any more: threads are notified, tasks are not."""
+    def settle_all(self, error: Callable[[], BaseException]) -> None:
+        """Settle all unfinished operations when no event loop runs any more: waiting threads go on, tasks do not.
+
+        Args:
+            error: Makes a new error for each operation.
+        """
         for operation in list(self.operations):
             settle(operation, None, Failure(error(), seen=True))
 
     def lines(self, now_ns: int | None = None) -> list[str]:
-        """Name the unfinished operations, oldest first; given the time, also their states."""
+        """Return a line for each of the oldest unfinished operations, and a line with the number of the others.
+
+        Args:
+            now_ns: The present instant, to describe the state of each; None: the lines have no states.
+        """
         operations = [operation for operation in list(self.operations) if operation.state < DONE]
         lines = []
         for operation in operations[:_LISTED]:
@@ -240,16 +259,41 @@ class Outstanding:
         """Return the world ranks that any operation waits for, ascending."""
         return sorted({rank for operation in list(self.operations) for rank in operation.awaits})
 
-    def waiting_for(self, ranks: Container[int]) -> str:
-        """Name an operation that waits for lost ranks, or one with a broken wire; "" without such an operation."""
+    def waiting_operation(self, ranks: Container[int]) -> str:
+        """Return the name and line of an operation that waits for one of these world ranks, which are lost.
+
+        If there is none: that of an operation in which one of them takes part; else of the first operation that failed
+        with a broken wire; else "".
+        """
         operations = list(self.operations)
         waiting = [operation for operation in operations if any(rank in ranks for rank in operation.awaits)]
         named = waiting or [operation for operation in operations if operation.concerns(ranks)]
         return f"{named[0].label} ({named[0].call_site})" if named else self._cut_off
 
 
+def _operations_failed_with(
+    failure: Failure, operations: Iterable[IssuedFuture[object]]
+) -> Iterator[IssuedFuture[object]]:
+    """Yield the operations that have failed with `failure`, or will, because one of their inputs has."""
+    for operation in operations:
+        if operation._failure is failure or any(source._failure is failure for source in operation.inputs):
+            yield operation
+
+
+def _users_by_input(operations: Iterable[IssuedFuture[object]]) -> dict[Future[object], list[IssuedFuture[object]]]:
+    """Return, for each future that is an input of some operation, the operations that use it."""
+    users: dict[Future[object], list[IssuedFuture[object]]] = {}
+    for operation in operations:
+        for source in operation.inputs:
+            users.setdefault(source, []).append(operation)
+    return users
+
+
 def _cause_key(error: BaseException) -> object:
-    """Return a value that is equal for errors of one cause from elsewhere; None for errors with their own cause."""
+    """Return a key that is equal for errors with the same cause in a peer, or of the same deadline; None for others.
+
+    After a deadline, the operation that took too long and all operations after it fail for that one reason.
+    """
     if isinstance(error, DeadlineError):
         return text_of(error)
     if not isinstance(error, PeerError):
@@ -260,23 +304,25 @@ def _cause_key(error: BaseException) -> object:
     return type(error), error.culprit, "" if cause is None else f"{type(cause).__name__}: {text_of(cause)}"
 
 
-def arose_here(error: BaseException) -> bool:
-    """Whether an error is of a rank's own code, rather than of a peer, a disagreement, a deadline or a lost wire.
+def is_own_error(error: BaseException) -> bool:
+    """Whether the rank's own code has caused an error, so that it may end the rank at once, before it is awaited.
 
-    A task that passes an operation's error on does not make it its own.
+    * Errors of this package: only a `UsageError`, unless all ranks raise the same one (`agreed`).
+    * Errors of a transport: no.
+    * All other errors: yes. An exception group: if any error in it is.
     """
     if isinstance(error, BaseExceptionGroup):
-        return any(map(arose_here, error.exceptions))
+        return any(map(is_own_error, error.exceptions))
     if isinstance(error, OverlapError):
         return isinstance(error, UsageError) and not error.agreed
     return not isinstance(error, TransportError)
 
 
 def checked_name(name: object, otherwise: str) -> str:
-    """Return the name given by a caller, or the default if it is empty.
+    """Return `name`, or `otherwise` if the name is "".
 
     Raises:
-        UsageError: If it is no text.
+        UsageError: If the name is no text.
     """
     if not isinstance(name, str):
         raise UsageError(f"name: expected a text, got {shown(name)}")
@@ -284,10 +330,10 @@ def checked_name(name: object, otherwise: str) -> str:
 
 
 def code_place(site: CallSite) -> tuple[CodeType, int]:
-    """Return a call site that is no frame as code and instruction.
+    """Return a call site that is no frame as (code object, index of the instruction).
 
     Raises:
-        UsageError: If it is a text other than "file:line", or another type.
+        UsageError: If the call site is a text other than "file:line", or of another type.
     """
     if isinstance(site, tuple) and len(site) == 2 and isinstance(site[0], CodeType):
         return site
@@ -298,7 +344,7 @@ def code_place(site: CallSite) -> tuple[CodeType, int]:
 
 @lru_cache(maxsize=1024)
 def _place_from_text(text: str) -> tuple[CodeType, int]:
-    """Return the code and instruction of a line given as "file:line"."""
+    """Return an empty code object whose file and line are those of `text`, "file:line", and the instruction 0."""
     file, _, line = text.rpartition(":")
     if not file or not line.isdecimal():
         raise UsageError(f'call_site: expected a frame or "file:line", got {shown(text)}')
@@ -306,33 +352,39 @@ def _place_from_text(text: str) -> tuple[CodeType, int]:
 
 
 def seconds_since(since_ns: int | None, now_ns: int) -> int:
-    """Return the number of whole seconds since a time; 0 if the time is None."""
+    """Return the number of whole seconds from one instant to another, or 0 if the first is None."""
     return 0 if since_ns is None else max(0, now_ns - since_ns) // 10**9
 
 
 def check_timeout(timeout_s: float) -> None:
-    """Raise `UsageError` unless it is a positive, finite number of seconds."""
+    """Raise `UsageError` unless `timeout_s` is a positive, finite number of seconds."""
     number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
     if not number or not timeout_s > 0 or not isfinite(timeout_s):
         raise UsageError(f"timeout_s: expected a positive number of seconds, or None, got {shown(timeout_s)}")
 
 
 class Deadlines:
-    """Deadlines of one rank; the loop's thread only.
+    """Deadlines of the operations of one rank. On the loop's thread only, except `wakes`.
 
-    Programs give most operations the same timeout. Operations of one timeout are in order by themselves, and an ended
-    one is dropped in one step: it may be long before its time.
+    There is a queue for each timeout, because programs give most operations the same one. A queue is in the order of
+    its deadlines by itself, and an operation that ends before its deadline is dropped in one step.
     """
 
     def __init__(self) -> None:
+        # By timeout: each operation with its deadline, in seconds of the loop's clock.
         self._queues: dict[float, dict[IssuedFuture[object], float]] = {}
-        self._next_s = inf
-        self._scope: trio.CancelScope | None = None
+        self._next_s = inf  # the earliest deadline that the task waits for
+        self._scope: trio.CancelScope | None = None  # cancels the task; None: it has not been started
         self._clock: trio.abc.Clock | None = None
-        self._wait = trio.CancelScope()
+        self._wait = trio.CancelScope()  # scope of the task's present wait
 
     def add(self, operation: IssuedFuture[object], timeout_s: float) -> None:
-        """Let an operation of the rank expire after a timeout from now on."""
+        """Let an operation expire after a timeout from now on. The first call starts a task that waits.
+
+        Args:
+            operation: The operation.
+            timeout_s: The timeout in seconds; `drop` needs the same number.
+        """
         if self._clock is None:
             self._clock = trio.lowlevel.current_clock()
         # An operation that moves to another port keeps its deadline.
@@ -347,13 +399,13 @@ class Deadlines:
             self._wait.deadline = due_s
 
     def wakes(self, timeout_s: float | None) -> bool:
-        """Whether adding an operation with such a timeout wakes or starts a task; any thread."""
+        """Whether `add` with this timeout would start or wake the task. Any thread may call this."""
         if timeout_s is None:
             return False
         return self._clock is None or self._clock.current_time() + timeout_s < self._next_s
 
     def drop(self, operation: IssuedFuture[object], timeout_s: float) -> None:
-        """Drop an operation that has ended."""
+        """Drop the deadline of an operation that was added with this timeout; nothing happens if there is none."""
         queue = self._queues.get(timeout_s)
         if queue is not None:
             queue.pop(operation, None)
@@ -361,21 +413,22 @@ class Deadlines:
                 del self._queues[timeout_s]
 
     def stop(self) -> None:
-        """Drop all deadlines."""
+        """Drop all deadlines, and end the task that waits for them."""
         self._queues.clear()
         if self._scope is not None:
             self._scope.cancel()
 
     async def _watch(self, scope: trio.CancelScope) -> None:
-        """Expire operations when their deadlines pass; an earlier deadline wakes it."""
+        """Expire operations when their deadlines pass. `add` wakes it for an earlier deadline."""
         with scope:
             while True:
                 with trio.CancelScope(deadline=self._next_s) as self._wait:
                     await trio.sleep_forever()
-                self._expire(trio.current_time())
+                # in virtual time the rounded deadline may lie a little after the present time
+                self._expire(max(trio.current_time(), self._next_s))
 
     def _expire(self, now_s: float) -> None:
-        """Fail the operations with passed deadlines, and note the next deadline."""
+        """Fail the operations whose deadlines have passed, and set the next deadline."""
         for timeout_s, queue in list(self._queues.items()):
             due = [operation for operation, due_s in queue.items() if due_s <= now_s]
             for operation in due:

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from transports.failures import REPORT_BUG
+
 from ..collectives.call import Call
 from .handover import OperationRun
 from .match import Match
@@ -17,24 +19,27 @@ if TYPE_CHECKING:
 
 
 class CallPlan(ABC):
-    """Carries out one rank's operations with one call; made once, by the first of them. Its text names it.
+    """Carries out the operations of one rank that have the same call, the first one and later ones.
 
-    An end under way is the operation's `scope` (see `start_moving`); `Communicator.settle` ends it. Making a plan is
-    quick and starts nothing: compiling, for instance, waits for the first start.
+    `start` begins an operation and sets its `scope`, which can stop it (`start_moving`); `Communicator.settle` ends it.
+    Making a plan is quick and starts nothing: compiling, for instance, waits for the first start. `str(plan)` names it.
 
     Attributes:
         call: The call that all ranks agree on; it has all its values.
         lasts: Whether the plan also serves later operations with this call, so that it is kept.
-        together: Whether one start runs the ends of all ranks, which are in this process and have arrived.
-        signature: CallSignature of the last operation.
+        together: Whether one `start` runs the operations of all ranks, which are in this process and have arrived.
+        signature: Signature of the last operation.
         place: Line of the last operation; None before.
         takes_memory: Whether an operation may have addresses in place of arrays; see `CollectiveFuture.memory`.
-        gives_only: Whether the rank reads no input of others, so that its ends are noted.
-        noted: Operations in which the rank only gave, until the others' calls are compared.
-        submit: Submits an end to the engine, once that needs no event loop; None before, and without an engine.
-        tag_base: Tag of its operations, without their numbers.
-        engine: Engine of `submit`, which waits for its ends.
-        spare: An end for the next operation of a thread that waits; it is used again and again.
+        gives_only: Whether the rank reads no input of other ranks. Such a rank meets no call of another one, so that
+            its operations are kept in `noted`.
+        noted: Operations in which the rank read no input, until the calls of the other ranks are compared.
+        submit: Submits an operation to the engine from any thread; None as long as that needs the loop, or without an
+            engine.
+        tag_base: Transport tag of the operations, without their numbers.
+        engine: The engine of `submit`.
+        spare: An `OperationRun` that serves the next operation of a thread that waits, again and again; None while it
+            is in use.
     """
 
     lasts: bool = True
@@ -53,33 +58,40 @@ class CallPlan(ABC):
         self.call: Call = call
 
     def sign(self, place: CodePlace) -> CallSignature:
-        """Return the signature of an operation at a line; most are issued at the line of the one before."""
+        """Return the signature of the plan's call at a line; it is kept, as most operations have the line before."""
         if self.place != place:
             self.signature, self.place = signature_of(self.call, place), place
         return self.signature
 
     def make_spare(self, operation: Operation) -> OperationRun:
-        """Return an end that serves one operation after the other; `operation` is the first."""
-        raise AssertionError("this is a bug in overlap: a plan submits ends that it cannot make")
+        """Return a new value of `spare`, which serves `operation` first. Plans with `submit` override this."""
+        raise AssertionError(f"{type(self).__name__} of {operation} does not override make_spare: {REPORT_BUG}")
 
     def record_end(self, operation: Operation) -> None:  # noqa: B027 - a plan may note nothing
-        """Note the end of an operation of a rank that only gives, or that has `noted` such operations."""
+        """Update `noted` at the end of an operation; called if `gives_only`, or if any operation is noted."""
 
     @abstractmethod
     def start(self, match: Match, operation: Operation) -> None:
-        """Start the end of a rank; if it runs all ends `together`, the end of the rank that arrived last.
+        """Start an operation of this rank; the plan ends it at once or later.
+
+        Args:
+            match: The match of the operation.
+            operation: The operation of this rank. If the plan runs all ranks `together`, that of the last arrival.
 
         Raises:
-            Unfit: Another end cannot take part.
-            Exception: This end cannot run: no memory, no wire that joins the ranks, no schedule that fits.
+            Unfit: The operation of another rank cannot take part.
+            Exception: This operation cannot run: no memory, no wire that joins the ranks, no schedule that fits.
         """
 
     def finish_now(self, operation: Operation) -> bool:
-        """Finish the end of a rank at once, without a match, if it needs no other rank; False if it must be started."""
+        """Carry out an operation at once, without a match, if it need not wait for another rank. Return whether it did.
+
+        After False, `start` must follow: the operation may have begun, and `start` goes on with it.
+        """
         return False
 
     def takes_threads(self) -> bool:
-        """Whether an end starts, and may end, without a task that is started or woken, so that a thread may run it."""
+        """Whether an operation may be started, and may end, in any thread, because that starts and wakes no task."""
         return False
 
     @abstractmethod

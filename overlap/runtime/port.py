@@ -1,4 +1,4 @@
-"""Ports: one rank's ends of a group's collectives, where calls are checked, numbered and matched."""
+"""Ports: where one rank's calls of collectives on a group are checked, numbered and matched."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .arguments import check_options, check_pairs, check_root, prepare, take_out
 from .communicator import Communicator
 from .communicators import Communicators
 from .context import STEP_OF_TASK, RankContext
-from .derived import check_here
+from .derived import check_same_world
 from .failure import Failure
 from .future import Future
 from .handover import ABOUT_TO_SLEEP_S, OperationRun
@@ -40,38 +40,41 @@ if TYPE_CHECKING:
 
     from .group import GroupRank
 
-# Plans kept at a port: training repeats a few calls, but blocks of different shapes make a new one each time.
+# Most plans that a port keeps: training repeats a few calls, but blocks of other shapes make a new plan each time.
 _PLANS = 256
 
 # A thread that waits for longer lets the event loop match its operation, so that reports of waits and deadlines see it.
 _LONGEST_KNOWN_S = 0.05
-# How the engine numbers a submission that is waited for, and the state of a run that has ended well.
+# Numbers of the engine: a submission that a thread waits for, and the state of a run that has ended well.
 _WAITED_FOR, _RUN_DONE = 2, 1
 
 _FORMS = (list, tuple, dict)
 Memory: TypeAlias = tuple[int, int, object, bool]
-"""Memory of an operation in place of arrays; see `CollectiveFuture.memory`."""
+"""Addresses of the input and of the result, the object that owns the memory, and whether the caller waits at once."""
 
 _IN_PLACE = (ALL_REDUCE, BROADCAST)  # may have their result in the place of the input, on any rank
 
 
 class Port:
-    """One rank's end of the collectives of a group on a stream, in the order that all its ranks have.
+    """Numbers the collectives that one rank issues on a group and a stream, and passes them on to be matched.
+
+    All ranks of the group issue them in the same order, so that equal numbers belong together.
 
     Args:
+        context: Context of the rank.
+        communicator: Matches the operations of this port with those of the other ranks.
+        stream: Stream of the operations; for parts of trees, the lane of one part.
         member: The rank in its group.
+        intercept: Decides when operations arrive, in simulations and checks; None: they arrive at once.
 
     Attributes:
-        context: Context of the rank.
-        communicator: Communicator that matches its operations.
-        stream: Stream of its operations, or lane of parts of trees.
         position: Group rank.
-        place: Index of the rank among the members of the communicator; mostly the same.
+        place: Index of the rank in `communicator.members`: the group rank, unless some ranks represent others.
         next_seq: Number of the next operation.
         group: Name and ranks of the group, for the timeline.
-        known: Calls that the flight record has fields for.
-        plans: Plans by call, and by the arguments of earlier calls; the only cache of a call.
-        intercept: Decides when operations arrive, in simulations and checks; None: at once.
+        known: Calls of this port that the flight record has a number for.
+        plans: Plans of earlier operations. A key is a call, the usual arguments of a call (see `Ports.issue`), or a
+            key that an adapter has given `Ports.keep`.
     """
 
     __slots__ = (
@@ -98,13 +101,16 @@ class Port:
         self.plans: dict[object, CallPlan] = {}
 
     def keep_plan(self, key: object, plan: CallPlan) -> None:
-        """Keep a plan, by its call or by the arguments of a call."""
+        """Keep a plan under a key; see `plans`. If there are too many, all others are dropped."""
         if len(self.plans) >= _PLANS:
             self.plans.clear()
         self.plans[key] = plan
 
     def enqueue(self, operation: CollectiveFuture[Any]) -> None:
-        """Number an operation, and match it with the other ranks' operations as soon as its stream has room."""
+        """Number an operation, and match it with the other ranks' operations as soon as its stream has room.
+
+        On the loop's thread, or on one in its place. An operation without room waits in the stream, which starts it.
+        """
         context, lane, seq = self.context, self.stream, self.next_seq
         if self.intercept is not None:
             self.intercept.issued(self, operation)
@@ -118,10 +124,10 @@ class Port:
         operation.record = context.flight.issued(operation, self.known, call, seq, now_ns)
         if operation.deadline_s is not None:
             context.deadlines.add(operation, operation.deadline_s)
-        if lane.in_flight or lane.in_flight is None:
-            if not lane.admit(operation):
+        if lane.in_flight or lane.in_flight is None:  # not idle, or a lane that counts nothing in flight
+            if not lane.admit_or_queue(operation):
                 return
-        else:  # inlined from `admit`: most streams are idle
+        else:  # inlined from `admit_or_queue`: most streams are idle
             context.outstanding.operations[operation] = None
             lane.in_flight[operation] = lane.started
             lane.started += 1
@@ -143,13 +149,17 @@ class Port:
             self.intercept.arrive(self, operation)
 
     def match(self, operation: CollectiveFuture[Any]) -> None:
-        """Match the arrived end of one rank; operations start with the last end, or at once if bytes must travel."""
+        """Match an operation of this rank, whose input exists, with those of the other ranks.
+
+        If all ranks share memory, the last one to arrive starts the operations of all; until then the arrays are
+        locked. Otherwise each operation starts at once.
+        """
         communicator, seq = self.communicator, operation.seq
         if communicator.spans:
-            self._match_far(operation)
+            self._match_between_processes(operation)
             return
         # find its match, by number
-        matches, here = communicator._matches, communicator.here
+        matches, here = communicator._matches, communicator.local_count
         match = matches.get(seq)
         if match is None:
             match = matches[seq] = Match([None] * here)
@@ -171,7 +181,7 @@ class Port:
             communicator.start_arrived(match, operation)
         elif complete:
             plan = operation.plan
-            if plan is None or plan.call is not match.pattern:
+            if plan is None or plan.call is not match.pattern:  # the other ranks' call may have dtype and shape
                 plan = communicator.plan(cast("Call", match.pattern), operation, match)
             if self.intercept is not None and not self.intercept.starts(match, operation):
                 return
@@ -189,19 +199,24 @@ class Port:
         elif not context.arrays.shapes_only:  # inlined from `lock`, for a short latency
             operation.locked = context.locks.lock((operation.input,), None)
 
-    def _match_far(self, operation: CollectiveFuture[Any]) -> None:
-        """Match an end with others in other processes: by its plan at once, while all is well."""
+    def _match_between_processes(self, operation: CollectiveFuture[Any]) -> None:
+        """Start an operation of a group that spans processes, as soon as its plan is known.
+
+        If an earlier call has made the plan and nothing has failed, the operation starts here. Otherwise the
+        communicator matches it.
+        """
         communicator, plan, seq = self.communicator, operation.plan, operation.seq
         if plan is None:
             plan = self.plans.get(operation.call)
         if plan is None or not self.is_calm():
             communicator.arrive(operation)
             return
-        # note its call, inlined from `record` for a short latency
+        # record its call, inlined from `History.record` for a short latency
         if plan.place != operation.place:
             plan.sign(operation.place)
         history, signature, rank = communicator.history, plan.signature, self.context.rank
         runs, history.issued[rank] = history.runs, seq + 1
+        # a run is [first number, number after the last, signature, rank]: extend the last one, or begin another
         if runs and runs[-1][1] == seq and runs[-1][2] is signature:
             runs[-1][1] = seq + 1
         else:
@@ -211,14 +226,15 @@ class Port:
             communicator.start_arrived(communicator.make_lone_match(operation), operation, plan)
 
     def is_calm(self) -> bool:
-        """Whether all other ends are in other processes, no operation fails, and no report waits for its arrival.
+        """Whether an operation with a plan can start at once, because the communicator has nothing else to handle.
 
-        An operation with a plan neither wakes nor starts a task then, if the plan takes threads.
+        That is: all other ranks are in other processes, none has left or failed, and no report of another process waits
+        until a rank here arrives.
         """
         communicator = self.communicator
         return (
             communicator.spans
-            and communicator.here == 1
+            and communicator.local_count == 1
             and not communicator._left
             and communicator._broken is None
             and not communicator._shared.early
@@ -233,10 +249,11 @@ class Ports:
     the place of a loop that sleeps.
 
     Args:
-        use: Reference that is held as long as the rank may issue on the group.
-        context: What all operations of the rank share.
+        context: Context of the rank.
         communicators: The communicators of the world.
         streams: The streams of the rank.
+        group: The rank in its group.
+        use: Reference that is held as long as the rank may issue on the group.
     """
 
     context: RankContext
@@ -254,12 +271,16 @@ class Ports:
         self._communicators, self._streams = communicators, streams
         self._named: dict[Stream | str | None, Port] = {}  # ports in use, by the `stream` argument of a call
         self._opened: dict[Stream, Port] = {}
-        self._parts: dict[tuple[Port, int], Port] = {}  # of parts of trees, by port of the whole and place
+        self._parts: dict[tuple[Port, int], Port] = {}  # ports of parts of trees, by port of the tree and index of part
 
-    def preferring(self, stream: Stream, group: GroupRank) -> Self:
-        """Return the ports of the same group for another place object, with another default stream."""
+    def with_default_stream(self, stream: Stream, group: GroupRank) -> Self:
+        """Return a copy for another `GroupRank` of the same rank and group, with another default stream.
+
+        The copy shares the ports, because all calls on a stream are numbered together. Only the streams' names are
+        looked up again, as None means another stream.
+        """
         other = copy(self)
-        other.group, other._streams, other._named = group, self._streams.preferring(stream), {}
+        other.group, other._streams, other._named = group, self._streams.with_default_stream(stream), {}
         return other
 
     def issue(
@@ -281,15 +302,33 @@ class Ports:
         shared: bool = False,
         pairs: Sequence[tuple[int, int]] = (),
     ) -> CollectiveFuture[Any]:
-        """Check, number and start a collective: at once if its stream has room, which short latencies need.
+        """Check, number and start a collective; it waits in its stream if that has no room.
 
-        The call site is the caller of the calling method, unless it is given. An error leaves no trace.
+        After an error it is as if the call had not been made: it gets no number.
+
+        Args:
+            kind: Kind of the collective.
+            x: The input; None on a rank without one.
+            out: Where to put the result; None: in a new array.
+            op: Operator of a reduction; None: the kind has none.
+            root: Group rank of the root; 0 where the kind has none.
+            counts: Rows of each block; None: equal numbers.
+            pairs: Sources and destinations of a permute.
+            call_site: Line that the errors name; None: that of the caller's caller.
+            stream: This and the other options: see `GroupCalls`, and the methods of `CollectiveCalls`.
+
+        Returns:
+            The operation, which is issued. A call from another thread may get its number later.
+
+        Raises:
+            UsageError: If an argument is invalid.
+            PeerFailedError: If the rank has ended.
         """
         caller, context, plain = _getframe(2) if call_site is None else call_site, self.context, type(x) is ndarray
         future_class = CollectiveFuture if plain else self._future_class(kind, x, out)
         operation: CollectiveFuture[Any] = future_class(kind, x, out, caller, priority, name)
         if context.closed:
-            raise context.ended()
+            raise context.end_error()
         if type(priority) is not int and not isinstance(priority, int):
             raise UsageError(f"priority: expected an integer, lower is more urgent, got {shown(priority)}")
         if timeout_s is not None:
@@ -300,11 +339,12 @@ class Ports:
         operation.step = step if rank is context else context.step
         # find the port, and the plan that an earlier call with these arguments has made, if they are the usual ones
         array: Any = x
-        usual = (
-            plain and (out is None or (out is x and kind in _IN_PLACE)) and counts is None and exact is False
-            and shared is False and algorithm is None and not pairs and type(root) is int and array.flags.carray
+        is_usual = (
+            plain and array.flags.carray and (out is None or (out is x and kind in _IN_PLACE))  # the arrays
+            and counts is None and not pairs and type(root) is int  # the arguments of some kinds alone
+            and exact is False and shared is False and algorithm is None  # the options
         )  # fmt: skip
-        key = (kind.text, op, array.dtype, array.shape, root) if usual else None
+        key = (kind.text, op, array.dtype, array.shape, root) if is_usual else None  # all that such calls differ in
         try:
             port = self._named.get(stream)
             plan = None if port is None or key is None else port.plans.get(key)
@@ -324,13 +364,23 @@ class Ports:
         return operation
 
     def _future_class(self, kind: Collective, x: object, out: object) -> type[CollectiveFuture[Any]]:
-        """Return the class of an operation whose input is no array: it may have parts."""
-        rare = (isinstance(x, _FORMS) and is_tree(x)) or isinstance(x, Future)
-        # a rooted call without an array: the root may have a tree
-        return TreeOperation if rare or (x is None and out is None and kind.traits.rooted) else CollectiveFuture
+        """Return `TreeOperation` if an operation's input or result may be a tree of arrays, else `CollectiveFuture`.
+
+        Args:
+            kind: Kind of the collective.
+            x: The input, which is no array. A rank that passes None, and a future, may get a tree.
+            out: Where to put the result, which is no tree then.
+        """
+        has_parts = isinstance(x, Future) or (isinstance(x, _FORMS) and is_tree(x))
+        may_have_parts = x is None and out is None and kind.traits.rooted  # if the root has a tree
+        return TreeOperation if has_parts or may_have_parts else CollectiveFuture
 
     def _check(self, operation: CollectiveFuture[Any]) -> None:
-        """Check the arguments of an operation; set its input, and its call if that exists already."""
+        """Check the arguments of an operation, and set its call if its input exists already.
+
+        Raises:
+            UsageError: If one is invalid.
+        """
         context, group, kind, given = self.context, self.group, operation.kind, operation.arguments
         if isinstance(operation, TreeOperation):
             operation.issue_part = self._issue_part
@@ -349,7 +399,7 @@ class Ports:
         if out is not None and not (type(out) is ndarray and out.flags.carray):
             take_output(operation)
         if isinstance(x, Future):
-            check_here(x, context.thread)
+            check_same_world(x, context.thread)
         else:
             prepare(operation)
 
@@ -367,13 +417,25 @@ class Ports:
         return port
 
     def _make(self, stream: Stream | OpenLane, part: int) -> Port:
-        """Make the port of a stream, or that of a part of trees on it."""
+        """Make the port of a stream, or of one part of the trees that are sent on a stream (see `tree_operation`).
+
+        Args:
+            stream: The stream, or the lane of the part.
+            part: Index of the part; -1: a port of whole operations.
+        """
         communicators, (ranks, occurrence, *_) = self._communicators, self.group.key
         communicator = communicators.get_or_make(Key(ranks, occurrence, stream.name, tag=part), self.group.name)
         return Port(self.context, communicator, stream, self.group, communicators.intercept)
 
     def _issue_part(self, part: CollectiveFuture[Any], place: int, port_of_whole: Port, seq: int) -> None:
-        """Issue a part of a tree, with the number of its operation."""
+        """Issue one part of an operation on a tree, under the number of that operation.
+
+        Args:
+            part: The part: a collective on some arrays of the tree, packed.
+            place: Index of the part, the same on all ranks. Parts of one index have a communicator of their own.
+            port_of_whole: Port of the operation on the tree.
+            seq: Number of that operation.
+        """
         port = self._parts.get((port_of_whole, place))
         if port is None:
             whole = port_of_whole.stream
@@ -390,21 +452,26 @@ class Ports:
         timeout_s: float,
         caller: CallSite,
     ) -> CollectiveFuture[Any] | None:
-        """Issue a call from a thread as one before that has a key, if nothing needs the event loop; else return None.
+        """Issue again, from a thread, the call that `keep` has kept under `key`, unless that needs the event loop.
 
         Args:
-            key: Key of the call, as given to `keep`.
-            memory: Memory of the arrays; see `CollectiveFuture.memory`.
-            name: Name of the operation, if it has one of its own.
-            timeout_s: Time within which it must end.
+            key: The key.
+            memory: Addresses of the arrays; see `Memory`.
+            name: Name of the operation; None: that of its kind.
+            timeout_s: Time in seconds within which the operation must end.
             caller: The program's line.
+
+        Returns:
+            The operation, which may be done; None if nothing is kept, or the loop is needed: nothing has happened then.
         """
-        port, context = self._named.get(None), self.context
+        port, context, waits_at_once = self._named.get(None), self.context, memory[3]
         plan = None if port is None else port.plans.get(key)
         if port is None or plan is None:
             return None
         handover, turn, submit = context.handover, context.handover.turn, plan.submit
-        if submit is None or turn is None or type(caller) is not FrameType or not memory[3]:
+        # The engine accepts no submission from this thread, or the thread does not wait at once, as it does below:
+        # issue it like any operation, but in the loop's place.
+        if submit is None or turn is None or type(caller) is not FrameType or not waits_at_once:
             operation = self._make_known(plan, name, caller, memory, timeout_s)
             issued = handover.in_place(partial(self._enqueue_in_place, operation, None), False)
             return operation if issued else None
@@ -414,12 +481,18 @@ class Ports:
         operation, lane, communicator = end.operation, port.stream, port.communicator
         leave, works = turn.release, False
         try:
-            if (
+            needs_loop = (  # inlined from `Handover.in_place` and `_enqueue_in_place`, for a short latency
+                # the loop does not sleep, or has other calls to handle first
                 not (turn.acquire(blocking=False) or turn.acquire(timeout=ABOUT_TO_SLEEP_S))
-                or handover.posted or handover.called or context.closed or port.intercept is not None
-                or lane.in_flight or lane.queue or context.outstanding.draining
+                or handover.posted
+                # the rank ends, or an interceptor decides when its operations arrive
+                or context.closed or context.outstanding.draining or port.intercept is not None
+                # the stream is not idle
+                or lane.in_flight or lane.queue
+                # another rank has left or failed, or has reported a call that waits
                 or communicator._left or communicator._broken is not None or communicator._shared.early
-            ):  # fmt: skip
+            )  # fmt: skip
+            if needs_loop:
                 plan.spare = end
                 return None
             works = True
@@ -432,9 +505,9 @@ class Ports:
                 handover.break_off(error)
             raise
         finally:
-            try:  # noqa: SIM105
+            try:  # noqa: SIM105 - see `Handover.in_place`
                 leave()
-            except RuntimeError:
+            except RuntimeError:  # it does not hold the turn
                 pass
         if run is None:
             return None
@@ -450,7 +523,15 @@ class Ports:
         memory: Memory,
         timeout_s: float,
     ) -> CollectiveFuture[Any]:
-        """Return an operation with a known plan, on addresses in place of arrays."""
+        """Return a new operation for a call that has a plan, with addresses in place of arrays.
+
+        Args:
+            plan: The plan, which has the call.
+            name: Name of the operation; None: that of its kind.
+            caller: The program's line.
+            memory: Addresses of the arrays; see `Memory`.
+            timeout_s: Time in seconds within which the operation must end.
+        """
         call, context = plan.call, self.context
         operation: CollectiveFuture[Any] = CollectiveFuture(call.kind, None, None, caller, 0, name)
         operation.memory, operation.plan, operation.call = memory, plan, call
@@ -461,9 +542,19 @@ class Ports:
     def _submit_known(
         self, port: Port, plan: CallPlan, end: OperationRun, memory: Memory, submit: Callable[..., Run | None]
     ) -> Run | None:
-        """Submit the end of a thread that has the loop's place and waits, then number and record its operation.
+        """Submit an operation to the engine, then number and record it, in a thread that holds the loop's place.
 
-        The other ranks need the end, and nothing of what follows. Return None if the engine has no memory for it.
+        The submission comes first, because the other ranks wait for it alone.
+
+        Args:
+            port: Port of the operation.
+            plan: Plan of the operation.
+            end: This rank's end of the operation in the engine.
+            memory: Addresses of the arrays; see `Memory`.
+            submit: The engine's function; see `Board.submitter`.
+
+        Returns:
+            The run in the engine, which may have ended; None if the engine refuses it: nothing has happened then.
         """
         operation, context, seq, now_ns = end.operation, self.context, port.next_seq, self.context.now_ns()
         lane = cast(Stream, port.stream)
@@ -471,6 +562,7 @@ class Ports:
         source, target, end.memory, _ = memory
         port.next_seq = seq + 1
         try:
+            # 0: this rank provides no memory for a shared result, which such a plan never has
             end.run = run = submit(
                 end, seq, plan.tag_base + ((seq & 0xFFFF) << 8), source, target, operation.priority, 0, _WAITED_FOR,
                 signature.fingerprint, signature.text,
@@ -499,7 +591,10 @@ class Ports:
         return run
 
     def _end_known(self, port: Port, plan: CallPlan, end: OperationRun) -> None:
-        """End an operation that the engine has carried out, and keep its end for the next one."""
+        """Finish an operation that the engine has carried out: record its span, and keep `end` for the next operation.
+
+        This is `CollectiveFuture.finish` for an operation without arrays. Arguments: see `_submit_known`.
+        """
         operation, context, call, end_ns = end.operation, self.context, plan.call, self.context.now_ns()
         began_ns, (code, instruction) = operation.started_ns, operation.place
         meeting = call.kind.text, operation.algorithm, port.group, operation.seq, call.nbytes, call.dtype, began_ns
@@ -513,7 +608,11 @@ class Ports:
         plan.spare = end
 
     def _wait_known(self, port: Port, plan: CallPlan, end: OperationRun, run: Run) -> None:
-        """Wait for an operation without the interpreter, and end it in the loop's place; a late one is the loop's."""
+        """Wait for an operation inside the engine, without the interpreter's lock, and finish it in this thread.
+
+        It is left to the loop after 50 ms, after a shorter deadline, or if only the loop may finish it. Arguments: see
+        `_submit_known`, which has returned `run`.
+        """
         ended = False
         try:
             limit_s = min(_LONGEST_KNOWN_S, end.operation.deadline_s or _LONGEST_KNOWN_S)
@@ -524,25 +623,38 @@ class Ports:
                 self.context.handover.post_if_open(end.match_late)
 
     def _end_waited(self, port: Port, plan: CallPlan, end: OperationRun, run: Run) -> bool:
-        """End an operation that a thread has waited for, unless its end starts another one; False: the loop must."""
+        """Finish an operation that a thread has waited for. Return False if that starts or wakes more: the loop must.
+
+        Arguments: see `_wait_known`.
+        """
         operation, lane, outstanding = end.operation, cast(Stream, port.stream), self.context.outstanding
         if operation.state is not MATCHING or lane.queue or outstanding.draining:
             return False
-        if run.queued:
+        if run.queued:  # the engine is about to report its end to the loop
             plan.engine.forget(run)
         del outstanding.operations[operation], lane.in_flight[operation]
         self._end_known(port, plan, end)
         return True
 
     def keep(self, key: object, operation: CollectiveFuture[Any]) -> None:
-        """Keep a call on the default stream for `reissue`, if its memory may be given by addresses."""
+        """Keep the plan of a call on the default stream for `reissue`, if the plan accepts addresses for arrays.
+
+        Args:
+            key: A value for all that later calls must share with this one.
+            operation: The operation of the call. Nothing is kept as long as the call has no plan.
+        """
         port = self._named.get(None)
         plan = None if port is None else port.plans.get(operation.call)
         if port is not None and plan is not None and plan.takes_memory and type(operation) is CollectiveFuture:
             port.keep_plan(key, plan)
 
     def _enqueue_elsewhere(self, operation: CollectiveFuture[Any], stream: Stream | str | None) -> None:
-        """Enqueue an operation that another thread issues."""
+        """Enqueue an operation that another thread than the loop's issues: in that thread, or else soon on the loop.
+
+        Raises:
+            UsageError: If there is no such stream.
+            PeerFailedError: If the loop has ended.
+        """
         if stream is not None:
             self._streams.find(stream)  # raises unless it exists
         late = isinstance(operation.input, Future) or (type(operation) is TreeOperation and operation.parts)
@@ -550,17 +662,24 @@ class Ports:
         operation.issue_elsewhere(in_place, lambda: self._open(stream).enqueue(operation))
 
     def _enqueue_in_place(self, operation: CollectiveFuture[Any], stream: Stream | str | None) -> bool:
-        """Enqueue an operation in this thread, if nothing needs the event loop; False: it must."""
+        """Enqueue an operation in this thread, unless that needs the event loop. Return whether it was enqueued.
+
+        The thread holds the loop's place (`Handover.in_place`).
+        """
         context, port = self.context, self._named.get(stream)
         if port is None:
             return False
-        operation.port = port  # which plans read
+        # Plans read the port of an operation: it is set before they are asked, and taken back if the loop must enqueue.
+        operation.port = port
         lane, plan = port.stream, operation.plan
         in_place = (
+            # the rank goes on, and nobody decides when its operations arrive
             not context.closed
             and port.intercept is None
+            # the operation is admitted at once: the stream has room, and no other waits in it
             and (not lane.in_flight or lane.has_room)
             and not lane.queue
+            # no task of the loop waits for this: the end of the rank, or a deadline
             and not context.outstanding.draining
             and (operation.deadline_s is None or not context.deadlines.wakes(operation.deadline_s))
             and port.is_calm()
@@ -575,18 +694,13 @@ class Ports:
         return in_place
 
     def abort(self, error: BaseException | str | None) -> None:
-        """Abort the group, here and in other processes."""
+        """Abort the group, here and in other processes; `error` is the reason for the message, see `Group.abort`."""
         rank, name = self.context.rank, self.group.name
-        why = "" if error is None else f": {error if isinstance(error, str) else in_one_line(error)}"
         cause = error if isinstance(error, BaseException) else None
-        message = f"group '{name}' was aborted by rank {rank}{why}"
-
-        def aborted() -> GroupAbortedError:
-            aborted_error = GroupAbortedError(message, culprit=rank)
-            aborted_error.__cause__ = cause
-            return aborted_error
-
-        abort = partial(self._communicators.abort, self.group.key, aborted)
+        reason = error if cause is None else in_one_line(cause)
+        message = f"group '{name}' was aborted by rank {rank}{'' if reason is None else f': {reason}'}"
+        make_error = partial(GroupAbortedError.caused_by, cause, message, culprit=rank)
+        abort = partial(self._communicators.abort, self.group.key, make_error)
         if get_ident() == self.context.thread:
             abort()
         else:

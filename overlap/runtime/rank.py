@@ -23,7 +23,7 @@ from ..timeline.recording import Recorder
 from ..timeline.span import Clock as ClockName
 from .backend import Backend
 from .calls import GroupCalls
-from .compute import ComputeFuture, ComputeStreams, check_stream
+from .compute import ComputeFuture, ComputeStreams
 from .context import STEP_OF_TASK, RankContext
 from .epoch import Epoch
 from .future import Future
@@ -59,10 +59,10 @@ class Rank(GroupCalls):
     Args:
         context: What all operations of the rank share.
         backend: Real or virtual time.
-        compute: Its compute streams.
-        around: The world.
+        compute: Compute streams of the rank.
+        world: The world of the rank.
         everybody: All world ranks.
-        state_dir: Folder of saved states; None: none was named.
+        state_dir: Folder of saved states; None: the user has named none.
 
     Attributes:
         rank: Index in the world.
@@ -75,38 +75,36 @@ class Rank(GroupCalls):
         recorder: The spans recorded so far.
     """
 
-    rank: int
-    world_size: int
-    node: int
-    local_rank: int
-    recorder: Recorder
-    restart: int
-    epoch: Epoch
-
     def __init__(
         self,
         context: RankContext,
         backend: Backend,
         compute: ComputeStreams,
-        around: World,
+        world: World,
         *,
         everybody: tuple[int, ...],
-        place: tuple[int, int],
+        node: int,
+        local_rank: int,
         recorder: Recorder,
-        restart: int = 0,
-        state_dir: str | None = None,
-        epoch: Epoch | None = None,
+        restart: int,
+        state_dir: str | None,
+        epoch: Epoch | None,
     ) -> None:
-        self.rank, self.world_size = context.rank, len(everybody)
-        self.node, self.local_rank = place
-        self.recorder, self.restart, self.epoch = recorder, restart, epoch or Epoch()
+        self.rank: int = context.rank
+        self.world_size: int = len(everybody)
+        self.node = node
+        self.local_rank = local_rank
+        self.recorder = recorder
+        self.restart = restart
+        self.epoch: Epoch = epoch or Epoch()
         self._state_dir = state_dir
         self._state: RankState | None = None
         self._rng: np.random.Generator | None = None
-        self._context, self._backend, self._compute, self._around = context, backend, compute, around
+        self._context, self._backend, self._compute = context, backend, compute
+        self._communicators = world.communicators
         self._computes = Known()
         self._streams = Streams(context)
-        self.world: Group = Group(context, around, self._streams, {}, everybody, "world")
+        self.world: Group = Group(context, world, self._streams, {}, everybody, "world")
         # a call on a rank is a call on the group of all
         self._messages, self._ports = self.world._messages, self.world._ports
 
@@ -120,7 +118,7 @@ class Rank(GroupCalls):
 
     @property
     def state(self) -> RankState:
-        """State that survives a restart: `await rank.state.save(step, tree)`; `await rank.state.latest()` to go on."""
+        """State in files that survives a restart: `await rank.state.save(step, tree)` writes, `latest()` reads it."""
         if self._state is None:
             from ..state.rank_state import RankState  # and with it the formats of files, which few programs need
 
@@ -129,21 +127,21 @@ class Rank(GroupCalls):
                 self.stream("overlap.state"),
                 self._state_dir,
                 real=self._backend.name == "real",
-                note=self._context.keep_step,
+                note=self._context.record_saved_step,
             )
         return self._state
 
     @property
     def clock(self) -> ClockName:
-        """The kind of its clock: "real" or "virtual"."""
+        """Kind of the world's clock: "real" or "virtual"."""
         return self._backend.name
 
     @property
     def rng(self) -> np.random.Generator:
-        """Random numbers of this rank's own: different on every rank, the same in every run.
+        """Random-number generator of this rank alone: its numbers differ on every rank, and are the same in every run.
 
-        The global generators of Python, numpy and PyTorch are shared by all ranks of a process: the numbers of a rank
-        depend on the draws of the others. For another sequence: `np.random.default_rng((seed, rank.rank))`.
+        Unlike it, the global generators of Python, numpy and PyTorch are shared by all ranks of a process, so that the
+        numbers of a rank depend on the draws of the others. With a seed: `np.random.default_rng((seed, rank.rank))`.
         """
         if self._rng is None:
             self._rng = np.random.default_rng((0, self.rank))
@@ -169,52 +167,54 @@ class Rank(GroupCalls):
     ) -> ComputeFuture[T]:
         """Queue `fn(*args)` on this rank's compute stream and return its future at once.
 
-        Functions run one after the other, in the order they were issued, in a thread of this rank's own (with one BLAS
-        thread). Functions of another `stream` have another thread and run beside them, as on the several engines of a
-        NeuronCore: such as a cast of data to be sent, which must not wait for all queued functions. Futures among the
-        arguments, also inside tuples, lists and dicts, are resolved first. A function whose arguments have not come yet
-        holds up all that were issued after it on its stream: issue updates that wait for an all-reduce after the
-        backward loop, or on another `stream`.
+        Functions of one stream run one after the other, in the order of issue, in a thread of this rank (with one BLAS
+        thread). Each further `stream` has a thread of its own and runs in parallel, as the engines of a NeuronCore do.
+        Use one for work that must not wait for all queued functions, such as a cast of data to be sent.
+
+        Futures among the arguments, also inside tuples, lists and dicts, are resolved first. A function that waits for
+        its arguments delays all functions issued after it on its stream. So issue updates that wait for an all-reduce
+        after the backward loop, or on another `stream`.
 
         Arrays among the arguments, at any depth of tuples, lists and dicts, are read-only until the function has
         returned, for the function too: several computes may read the same array. A function returns new values, or
-        writes into a copy, or into arrays that it reaches through an object or a closure. Its result may be its
-        argument or a view of it. The call takes 2 us more for one array, 52 us for a dict of 100. Other objects that
-        hold memory, such as tensors, cannot be made read-only: leave them alone until then.
+        writes into a copy, or into arrays of an object or a closure. The result may be an argument or a view of one.
+        The call takes 2 us more for one array, 52 us for a dict of 100. Other objects with memory, such as tensors,
+        cannot be made read-only: do not change them before the function has returned.
 
         The function sees the context variables that the caller has at the call, as with `trio.to_thread.run_sync`.
 
         Args:
-            fn: A plain function. It cannot be interrupted: cancelling the world waits for the one that runs.
-            args: Its arguments.
-            name: For the timeline; by default the function's name.
-            seconds: Its cost on the virtual clock, in seconds. Ignored on the real clock.
-            flops: The same as floating-point operations.
-            bytes_moved: The same as bytes of memory traffic.
-            stream: Name of the compute stream, which is made when it is first used; None for the default one.
-            errors: When an error of `fn` is raised that no task or thread awaits: "raise", at once, and it ends the
-                rank; "await", at the await of its future, and at the end of the rank if there is none. An error counts
-                as awaited while a task or thread waits for the future, or for anything that has it as an input. Work
-                that threads issue, and all work under `overlap.connect`, is "await".
-            call_site: On whose behalf it is issued, for errors, verdicts and the timeline: a frame, "file.py:41", or
-                the `place` of another future. By default the line of the call; for adapters, whose callers are to be
-                named.
+            fn: A plain function. A running function cannot be interrupted: a cancellation of the world waits for it.
+            args: Arguments of the function.
+            name: Name in the timeline; None: the name of the function.
+            seconds: Cost on the virtual clock, in seconds; None: not stated. The real clock ignores costs.
+            flops: Cost on the virtual clock, as a number of floating-point operations.
+            bytes_moved: Cost on the virtual clock, as bytes of memory traffic.
+            stream: Name of the compute stream, which is made at the first use; None: the default stream.
+            errors: When an error of `fn` is raised if no task or thread awaits it. "raise": at once, and the error ends
+                the rank. "await": at the await of the future, or at the end of the rank if nothing awaits the future.
+                An error counts as awaited while a task or thread waits for the future, or for anything that has the
+                future as an input. Work that threads issue, and all work under `overlap.connect`, is "await".
+            call_site: Line to name in errors, verdicts and the timeline: a frame, "file.py:41", or the `place` of
+                another future; None: the line of the call. Adapters pass the line of their caller.
 
         Raises:
-            UsageError: At the call, if `fn` is not a plain function, `stream` no name, `errors` unknown, or `call_site`
-                no place; on the virtual clock also if no cost is given, or an invalid one.
+            UsageError: At the call, if `fn` is not a plain function, `stream` is no name, `errors` is unknown, or
+                `call_site` is no place; on the virtual clock also if there is no cost, or an invalid one.
         """
         if not callable(fn):
-            raise UsageError(f"fn: expected a function, got {type(fn).__name__}; pass its arguments separately")
+            advice = "pass the function itself: rank.compute(f, x), not rank.compute(f(x))"
+            raise UsageError(f"fn: expected a function, got {type(fn).__name__}; {advice}")
         if inspect.iscoroutinefunction(fn):
-            raise UsageError(f"fn: expected a plain function, got the async function {fn.__name__}; await it instead")
-        if stream is not None:
-            check_stream(stream)
+            name = getattr(fn, "__name__", shown(fn))  # a partial of one has no name
+            raise UsageError(f"fn: expected a plain function, got the async function {name}; await it instead")
+        if stream is not None and not (isinstance(stream, str) and stream):
+            raise UsageError(f"stream: expected the name of a compute stream, got {shown(stream)}")
         if errors != "raise":
             check_errors(errors)
         context, default = self._context, self._compute.default
         if context.closed:
-            raise context.ended()
+            raise context.end_error()
         label = str(getattr(fn, "__name__", type(fn).__name__))
         if name is not None:
             label = checked_name(name, label)
@@ -224,7 +224,7 @@ class Rank(GroupCalls):
         if default.priced:
             operation.cost = default.price(label, seconds=seconds, flops=flops, bytes_moved=bytes_moved)
         on_loop = get_ident() == context.thread
-        operation.stream, operation.prompt = stream, errors == "raise" and on_loop and context.elsewhere is None
+        operation.stream, operation.prompt = stream, errors == "raise" and on_loop and context.program_line is None
         operation.lock_arguments()
         if on_loop:
             self._submit(operation)
@@ -233,10 +233,14 @@ class Rank(GroupCalls):
         return operation
 
     def _submit(self, operation: ComputeFuture[T]) -> None:
-        """Submit a compute to its stream, and record it; fail it if the rank has ended."""
+        """Submit a compute to its stream, and record it; fail it if the rank has ended. On the loop's thread only.
+
+        Raises:
+            UsageError: If the compute has no valid cost on the virtual clock. The compute has ended then.
+        """
         context = self._context
         if context.closed:
-            operation.abandon(context.ended())
+            operation.abandon(context.end_error())
         if not advance(operation, QUEUED):  # that, or cancelled in the meantime
             return
         context.outstanding.operations[operation] = None
@@ -260,24 +264,25 @@ class Rank(GroupCalls):
     ) -> Future[T]:
         """Run an async function next to the program, as a task of this rank, and return its future at once.
 
-        The rank waits for it at its end, and cancels it first if it is a daemon. `cancel()` of the future cancels the
-        task at any time. An error that nobody awaits at that moment ends the rank at once.
+        At its end the rank waits for the task, and cancels a daemon first. `cancel()` of the future cancels the task at
+        any time. An error of the task that nobody awaits at that moment ends the rank at once.
 
         Args:
             fn: An async function; `fn(*args)` is awaited.
-            args: Its arguments.
-            name: For messages; by default the function's name.
-            daemon: Whether the task ends with the program, as a logger does: it is cancelled when the program and all
-                its operations have ended. One that goes on for 5 s after that is named, and waited for.
+            args: Arguments of the function.
+            name: Name of the task in messages; None: the name of the function.
+            daemon: Whether the task ends with the program, as a logger does. A daemon is cancelled when the program and
+                all its operations have ended. If it still runs 5 s later, a message names it, and the rank waits on.
             errors: When an error that nobody awaits is raised; see `compute`.
-            call_site: On whose behalf it is started; see `compute`.
+            call_site: Line to name in errors, verdicts and the timeline; see `compute`.
 
         Raises:
-            UsageError: At the call, if `fn` is no function, `errors` unknown, or this is not the thread of the event
-                loop of the rank.
+            UsageError: At the call, if `fn` is no function, `errors` is unknown, or the call is not in the thread of
+                the rank's event loop.
         """
         if not callable(fn):
-            raise UsageError(f"fn: expected an async function, got {type(fn).__name__}; pass its arguments separately")
+            advice = "pass the function itself: rank.spawn(f, x), not rank.spawn(f(x))"
+            raise UsageError(f"fn: expected an async function, got {type(fn).__name__}; {advice}")
         check_errors(errors)
         context = self._context
         if get_ident() != context.thread:
@@ -285,7 +290,7 @@ class Rank(GroupCalls):
                 "spawn: only the thread of the rank's event loop starts tasks; call it in an async function"
             )
         if context.closed:
-            raise context.ended()
+            raise context.end_error()
         label = str(getattr(fn, "__name__", "task"))
         caller = _getframe(1) if call_site is None else call_site
         task: TaskFuture[T] = TaskFuture(
@@ -299,7 +304,7 @@ class Rank(GroupCalls):
         return task
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32, *, common: bool = False) -> Array:
-        """Return a new array of zeros; in a simulation without data, one that has only shape and dtype.
+        """Return a new array of zeros. In a simulation without data it has a shape and a dtype only.
 
         Args:
             shape: Shape of the array.
@@ -310,26 +315,29 @@ class Rank(GroupCalls):
         """
         if self._backend.shapes_only:
             return shape_only(shape, dtype)
-        loan = self._around.communicators.engine.loan
+        loan = self._communicators.engine.loan
         shared = common_array(loan, np.empty(0, dtype).dtype, shape) if common else None
         return np.zeros(shape, dtype) if shared is None else shared
 
     def record(self, name: str, start_ns: int, end_ns: int, *, lane: str = "compute") -> None:
-        """Add a span to the timeline for work of this rank outside of `compute`; from any thread.
+        """Add a span to the timeline for work of this rank outside of `compute`. Any thread may call this.
 
         Args:
             name: Name of the work.
-            start_ns: Instant of its begin, as `rank.now_ns` counts, which in real time is `time.perf_counter_ns`.
-            end_ns: Instant of its end.
-            lane: "compute", or another name for work beside it.
+            start_ns: Start of the work, as `rank.now_ns` counts, which in real time is `time.perf_counter_ns`.
+            end_ns: End of the work.
+            lane: Row of the timeline: "compute", or another name for work in parallel to that.
 
         Raises:
-            UsageError: If the instants are no integers, or it ended before it began.
+            UsageError: If the instants are no integers, or `end_ns` lies before `start_ns`.
         """
-        if not isinstance(start_ns, int) or not isinstance(end_ns, int) or end_ns < start_ns:
+        if not isinstance(start_ns, int) or not isinstance(end_ns, int):
             raise UsageError(
-                f"start_ns, end_ns: expected two instants in nanoseconds, got {shown(start_ns)}, {shown(end_ns)}"
+                "start_ns, end_ns: expected integers (nanoseconds, as rank.now_ns() returns), "
+                f"got {shown(start_ns)}, {shown(end_ns)}"
             )
+        if end_ns < start_ns:
+            raise UsageError(f"record: end_ns {end_ns} lies before start_ns {start_ns}; pass the start first")
         self._context.record(("compute", lane, str(name), start_ns, end_ns, self._context.step))
 
     # -- streams, groups, meshes ---------------------------------------------------------------------------------
@@ -339,7 +347,7 @@ class Rank(GroupCalls):
 
         Args:
             name: The same on every rank that uses it; "comm" is the default stream.
-            priority: Added to that of each operation; lower is more urgent.
+            priority: Added to the priority of each operation of the stream; lower is more urgent.
             window: How many operations may be in flight at once; 1 is strict FIFO.
 
         Raises:
@@ -348,13 +356,15 @@ class Rank(GroupCalls):
         return self._streams.open(name, priority=priority, window=window)
 
     def group(self, ranks: Sequence[int], *, name: str | None = None) -> Group:
-        """Make a group of world ranks, in that order; every member must make the same call. No communication.
+        """Make a group of world ranks, in that order, without communication.
+
+        Each member of the new group must make the same call; other ranks make none.
 
             evens = rank.group(range(0, rank.world_size, 2), name="evens")  # on these ranks only
 
         Args:
             ranks: World ranks, this one among them.
-            name: For messages and timelines; by default the ranks.
+            name: Name of the group in messages and timelines; by default the list of ranks.
 
         Returns:
             The group, as this rank sees it.
@@ -417,10 +427,11 @@ class Rank(GroupCalls):
         context = self._context
         started_ns = context.now_ns()
         context.open_steps.append((index, started_ns))
+        # `flight.step` returns the step before; a spawned task gets its step from the context variable, as a copy
         before, outer = context.flight.step(index), context.step
         context.step, outside = index, STEP_OF_TASK.get()
         STEP_OF_TASK.set((context, index))
-        self._backend.step_begins(context)
+        self._backend.on_step_begin(context)
         try:
             yield
         finally:

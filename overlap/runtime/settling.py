@@ -1,9 +1,9 @@
 """Settling: the state and the outcome of a future, and the tasks, threads and callbacks that wait for it.
 
-A future ends in two steps. It is *settled* once, by the event loop or a thread in its place, by a compute thread, or by
-a thread that cancels a compute: it gets its outcome and its last state, and threads that wait for it go on. Then its
-end is *delivered* on the loop or in its place, perhaps a moment later: its stream goes on, and tasks and callbacks are
-notified. `settle_and_deliver` does both. Before that it moves from state to state as `state.TABLE` allows.
+A future ends in two steps. First it is *settled*, once: it gets its outcome (a value or a failure) and its last state,
+and threads that wait for it go on. The event loop does that, or a thread in its place, a compute thread, or a thread
+that cancels a compute. Then, perhaps a moment later, its end is *delivered* on the loop, or in its place: its stream
+goes on, and tasks and callbacks are notified. `settle_and_deliver` does both.
 
 The functions below the class are for streams, engines and worlds; programs use the methods of `Future`.
 """
@@ -27,19 +27,19 @@ from .state import CANCELLED, DONE, FAILED, FOLLOWS, ISSUED, MATCHING, Operation
 if TYPE_CHECKING:
     from .future import Future
 
-# Lock of all futures for settling, waiting and callbacks of several threads. Its holder does nothing else, so one lock
-# for all futures is no bottleneck, and a future need not carry its own.
+# One lock for all futures: for settling, and for lists of waiting threads and callbacks. It is held only for a few
+# instructions, so that it is no bottleneck, and a future needs no lock of its own.
 LOCK: threading.Lock = threading.Lock()
 
 
 class Onlooker(partial[None]):
-    """Callback that does not use the result: a receive with no other callback or waiter counts as unwanted."""
+    """A callback that does not use the result. A receive with no other callback or waiter counts as unwanted."""
 
     __slots__ = ()
 
 
 class Flag(int):
-    """True or false, and callable for the same: `future.done`, or `future.done()` as in `concurrent.futures`."""
+    """A bool that can be called: `future.done` works, and `future.done()` as in `concurrent.futures`."""
 
     __slots__ = ()
 
@@ -55,24 +55,24 @@ _YES, _NO = Flag(1), Flag(0)
 
 
 class Settling:
-    """State and outcome of a future, and the tasks, threads and callbacks that wait for it."""
+    """Base of futures: the state, the outcome, and the tasks, threads and callbacks that wait."""
 
     __slots__ = (
         "_anywhere", "_callbacks", "_failure", "_nursery_failed", "_taken", "_threads", "_value", "_waiters", "state",
     )  # fmt: skip
 
-    state: OperationState  # Moved on by streams, engines and the functions below
-    _nursery_failed: bool  # True if the nursery of a task that awaited it has failed; else absent
+    state: OperationState  # Changed by streams, engines and the functions below
+    _nursery_failed: bool  # True if a failed nursery has cancelled an await of the future; else absent
 
     def __init__(self) -> None:
         self.state = ISSUED
-        self._taken = False  # the result was given to a task, a thread, a callback or another operation
+        self._taken = False  # whether the result was given to a task, a thread, a callback or another operation
         self._value: object = None
         self._failure: Failure | None = None
-        self._anywhere: list[partial[None]] | None = None
-        self._waiters: list[Task] | None = None
-        self._callbacks: list[Callable[[], None]] | None = None
-        self._threads: dict[threading.Lock, None] | None = None
+        self._anywhere: list[partial[None]] | None = None  # callbacks that the settling thread may run
+        self._waiters: list[Task] | None = None  # tasks that await the future
+        self._callbacks: list[Callable[[], None]] | None = None  # callbacks for the loop's thread
+        self._threads: dict[threading.Lock, None] | None = None  # for each waiting thread a lock that it waits for
 
     @property
     def done(self) -> Flag:
@@ -86,27 +86,34 @@ class Settling:
 
     @property
     def _present(self) -> OperationState:
-        """State that programs see."""
+        """State that is shown to programs."""
         return self.state
 
     def _source(self) -> Future[Any]:
-        """Return the future of the operation that settles this one."""
+        """Return the future that has the state of this one: itself, but for items of another result."""
         return cast("Future[Any]", self)
 
     def _claim(self) -> None:
-        """Note that the program uses the result, or passes it to another operation; any thread."""
+        """Prepare for a use of the result by the program or another operation. Any thread may call this.
+
+        Receives that have left their lane take part again.
+        """
 
     def _await_cancelled_elsewhere(self) -> None:
-        """Note a cancelled await of a task on another thread's loop; any thread."""
+        """Handle a cancelled await of a task on another thread's loop. Any thread may call this."""
 
     def _enter(self, state: OperationState) -> None:
-        """Move to another state that is no end; for ends see `_settle`."""
+        """Change to a state in which the operation has not ended; for ends see `_settle`.
+
+        Raises:
+            TransitionError: If `state` may not follow the present state.
+        """
         if not FOLLOWS[self.state][state]:
             self._refuse(state)
         self.state = state
 
     def _refuse(self, state: OperationState) -> NoReturn:
-        """Raise the error of a state that may not follow the present one."""
+        """Raise a `TransitionError`, because `state` may not follow the present state."""
         error = TransitionError(self.state, state)
         self._report(error)
         raise error
@@ -114,16 +121,18 @@ class Settling:
     def _settle(
         self, value: object, failure: Failure | None = None, before: OperationState = DONE, alone: bool = False
     ) -> bool:
-        """Set the outcome, any thread; `_deliver` must follow on the loop's thread, or in its place.
+        """Set the outcome, and notify the threads that wait. Any thread may call this.
+
+        `_deliver` must follow, on the loop's thread or in its place.
 
         Args:
             value: The result.
-            failure: The error, in place of a result.
-            before: Settle only a future in a state before this one.
-            alone: Whether no other thread can settle it: a lock takes as long as all else here.
+            failure: The failure; None: the operation went well.
+            before: Do nothing if the future is in this state or a later one.
+            alone: Whether no other thread can settle the future. Then no lock is needed, which halves the time.
 
         Returns:
-            Whether the future has this outcome; False if its state is `before` or a later one.
+            Whether the future has this outcome now; False if nothing was done.
         """
         state = DONE
         if failure is not None:
@@ -134,7 +143,8 @@ class Settling:
             if self.state >= before:
                 return False
             self._value, self._failure = value, failure
-            if self.state is not MATCHING and not FOLLOWS[self.state][state]:  # most settle from there; see `_enter`
+            # any end may follow MATCHING, the most frequent state here: no look at the table
+            if self.state is not MATCHING and not FOLLOWS[self.state][state]:
                 self._refuse(state)
             self.state = state
         finally:
@@ -147,11 +157,14 @@ class Settling:
         return True
 
     def _report(self, error: TransitionError) -> None:
-        """Put the label into an error about the states of this future."""
+        """Add the label of this future to an error about a forbidden change of state."""
         error.operation = self.label
 
     def _deliver(self) -> None:
-        """Notify the stream, tasks and callbacks of a settled future; the loop's thread, or one in its place."""
+        """Notify tasks and callbacks of a settled future. Called in the loop's thread, or in one in its place.
+
+        Subclasses that belong to a stream override this, to let the stream start its next operation first.
+        """
         self._notify()
 
     def _wake_threads(self) -> None:
@@ -169,7 +182,7 @@ class Settling:
             callback()
 
     def _notify(self) -> None:
-        """Wake the tasks that wait for the future, and call its callbacks."""
+        """Wake the tasks that await the future, and call the callbacks."""
         if self._failure is not None and has_failed_nursery(self):
             self._failure.mark_seen()
         waiters, self._waiters = self._waiters, None
@@ -177,14 +190,14 @@ class Settling:
             for task in waiters:
                 reschedule(task)
         if self._callbacks is not None:
-            self._taken = self._taken or self._has_callers()
+            self._taken = self._taken or self._has_callers()  # a callback gets the result: no other receive may get it
             with LOCK:
                 callbacks, self._callbacks = self._callbacks, None
             for callback in callbacks or ():
                 callback()
 
     def _add_callback(self, callback: Callable[[], None]) -> None:
-        """Add a callback for the end; the lock is held."""
+        """Add a callback for the end. The caller holds `LOCK`."""
         if self._callbacks is None:
             self._callbacks = [callback]
         else:
@@ -195,7 +208,7 @@ class Settling:
         return any(type(callback) is not Onlooker for callback in self._callbacks or ())
 
     def _take_callback(self, callback: Callable[[], None]) -> bool:
-        """Remove a callback; False if it is not there any more."""
+        """Remove a callback. Return False if it was removed before, as the end of the future does."""
         with LOCK:
             if self._callbacks is None or callback not in self._callbacks:
                 return False
@@ -203,7 +216,7 @@ class Settling:
             return True
 
     def _block(self, timeout: float | None = None) -> bool:
-        """Wait in this thread until the future is settled; False at the time limit."""
+        """Wait in this thread until the future is settled; return False at the time limit of `timeout` seconds."""
         ended = threading.Lock()  # released at the end: no other primitive of threads costs less
         ended.acquire()
         with LOCK:
@@ -219,14 +232,17 @@ class Settling:
         return self.state >= DONE
 
 
-# A signal that comes just before a wait does not end it; the next instruction of Python handles it.
+# A signal that comes just before a wait does not end the wait: Python handles it after the wait only.
 LONGEST_WAIT_S: float = 1.0
-"""Longest wait of a thread without an instruction of Python."""
+"""Longest time in seconds for which a thread waits in C code, without handling signals."""
 
 
 @interruptible
 def wait_for_lock(lock: threading.Lock, timeout_s: float | None = None) -> None:
-    """Acquire a lock that another thread releases, or return at the time limit; an interrupt ends the wait."""
+    """Acquire a lock that another thread releases, or return at the time limit. An interrupt ends the wait.
+
+    It does not return whether the lock was acquired: the caller looks at what the other thread set before the release.
+    """
     over_s = inf if timeout_s is None else monotonic() + timeout_s
     while not lock.acquire(timeout=max(0.0, min(LONGEST_WAIT_S, over_s - monotonic()))):
         if monotonic() >= over_s:
@@ -234,19 +250,30 @@ def wait_for_lock(lock: threading.Lock, timeout_s: float | None = None) -> None:
 
 
 wait_until_settled: Callable[..., bool] = Settling._block
-"""Wait in this thread until a future is settled; return whether it is, at the time limit in seconds."""
+"""Wait in this thread until a future is settled; return False at the time limit in seconds."""
 
 settle: Callable[..., bool] = Settling._settle
-"""Give a future its outcome; see `Settling._settle`."""
+"""Set the outcome of a future; see `Settling._settle`."""
 
 
 def deliver(future: Settling) -> None:
-    """Notify the stream, tasks and callbacks of a settled future; the loop's thread, or one in its place."""
+    """Notify the stream, tasks and callbacks of a settled future. On the loop's thread, or on one in its place."""
     future._deliver()
 
 
 def settle_and_deliver(future: Settling, value: object, failure: Failure | None = None) -> bool:
-    """Settle a future, unless it has ended, and deliver its end; the loop's thread, or one in its place."""
+    """Settle a future, unless it has ended, and deliver its end. On the loop's thread, or on one in its place.
+
+    Only for a future that no other thread can settle.
+
+    Args:
+        future: The future.
+        value: The result.
+        failure: The failure; None: the operation went well.
+
+    Returns:
+        Whether the future has this outcome now; False if it had ended before.
+    """
     if not future._settle(value, failure, alone=True):
         return False
     future._deliver()
@@ -254,23 +281,30 @@ def settle_and_deliver(future: Settling, value: object, failure: Failure | None 
 
 
 def replace_end(future: Settling, state: OperationState) -> bool:
-    """Replace the end of a future, unless the program has its result; return whether it was replaced; any thread."""
+    """Put a future that is done back into `state`, unless something uses its result. Return whether it was put back.
+
+    Any thread may call this. The lock makes sure that no other thread adds a callback in between, which is such a use.
+    """
     with LOCK:
-        if not future._taken:
-            future._enter(state)
-        return not future._taken
+        if future._taken or future._anywhere or future._has_callers():
+            return False
+        future._enter(state)
+        return True
 
 
 def advance(future: Settling, state: OperationState) -> bool:
-    """Move a future that has not ended to another state that is no end; any thread."""
+    """Change the state of a future that has not ended; `state` is no end, either. Any thread may call this.
+
+    Returns:
+        Whether it is in that state now; False if it has ended.
+    """
     with LOCK:
-        before = future.state
-        if before < DONE:
-            if not FOLLOWS[before][state]:
-                future._refuse(state)
-            future.state = state
-            return True
-    return False
+        if future.state >= DONE:
+            return False
+        if not FOLLOWS[future.state][state]:  # inlined from `_enter`, for a short latency
+            future._refuse(state)
+        future.state = state
+        return True
 
 
 def has_failed_nursery(future: Settling) -> bool:

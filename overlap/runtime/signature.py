@@ -1,7 +1,7 @@
-"""Signatures of operations: the part of a call, and its line, that travels with every message.
+"""Signatures of operations: a fingerprint of the call, and a text with the call and its line, for every message.
 
-A wire compares two fingerprints where a receive meets a message, and delivers the text to the end that must report a
-disagreement. It knows neither format.
+Where a receive meets a message, the wire compares the fingerprints of both. If they differ, the text of the other side
+goes into the error. The wire knows the format of neither.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ CodePlace: TypeAlias = tuple[CodeType, int]
 # Widths of the three parts of a fingerprint, from the lowest bits up, as in `transports.signature`.
 _SHAPE_BITS, _DATA_BITS, _CALL_BITS = 20, 20, 24
 
-# Signatures kept, by call and line; a program may pass other shapes each time.
+# Most signatures that are kept; a program may pass another shape each time.
 _CACHED = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class CallSignature:
-    """A call and the line that issued it; `signature_of` returns one object for each call and line.
+    """A call and the line that issued it. `signature_of` returns one object for each call and line.
 
     Attributes:
-        fingerprint: 64 bits that ranks compare: 24 of the kind, root, size, pairs, counts, options and algorithm; 20 of
-            dtype, number of elements, operator and form; 20 of the shape. A rank that only receives, without an array,
-            leaves the last two open; a message of plain memory leaves the shape open.
+        fingerprint: 64 bits that ranks compare, in three parts: a hash of 24 bits of the kind, root, size, pairs,
+            counts, options and algorithm; one of 20 bits of dtype, number of elements, operator and form; one of 20
+            bits of the shape. A part of 0 is open: it agrees with any. A rank that only receives, without an array,
+            leaves the last two open; a flat message leaves the shape open.
         text: At most `TEXT_BYTES` bytes, which `parse` reads.
         call: The call; None in a signature of another process whose call was too long for the text.
         what: The call as errors show it.
-        site: "file:line" that issued it; of another process the end of that.
+        site: "file:line" that issued it; of another process perhaps only the end of that.
         flat: Whether the shape is open although the number of elements is known.
-        is_tree: Whether it is of a message of a tree; known of signatures of other processes.
+        is_tree: Whether a tree is sent; set only in signatures of other processes.
     """
 
     fingerprint: int
@@ -54,12 +55,12 @@ class CallSignature:
     is_tree: bool = False
 
     def agrees(self, theirs: int) -> bool:
-        """Whether an operation with the fingerprint `theirs` may be the same one."""
+        """Whether a call with the fingerprint `theirs` agrees with this one."""
         return parts_agree(self.fingerprint, theirs)
 
     @cached_property
     def text(self) -> bytes:
-        """The signature as bytes, with the end of the file's name."""
+        """The signature as bytes for another process; a long file name is cut at its beginning."""
         from .signature_text import encode  # of use between processes only
 
         return encode(self.call, self.what, self.site, flat=self.flat)
@@ -72,12 +73,12 @@ _signatures: dict[tuple[Call, CodeType | str, int, bool], CallSignature] = {}
 
 
 def signature_of(call: Call, place: CodePlace | str, *, flat: bool = False) -> CallSignature:
-    """Return the signature of a call at a line, the same object as last time: training repeats a few.
+    """Return the signature of a call at a line, from a cache if possible: training repeats a few calls.
 
     Args:
         call: The call.
-        place: The program's line, as "file:line" or as a place in code.
-        flat: Whether only dtype and number of elements must agree, as for messages of plain memory.
+        place: The program's line, as "file:line", or as a code object and an instruction.
+        flat: Whether only dtype and number of elements must agree, not the shape.
     """
     code, instruction = (place, 0) if isinstance(place, str) else place
     key = call, code, instruction, flat
@@ -91,7 +92,10 @@ def signature_of(call: Call, place: CodePlace | str, *, flat: bool = False) -> C
 
 
 def fingerprint(call: Call, *, flat: bool = False) -> int:
-    """Return the 64 bits that ranks compare; `flat` leaves the shape open. Cost: 8 microseconds."""
+    """Return the fingerprint of a call (see `CallSignature`), with the shape open if `flat`.
+
+    Cost: 8 microseconds.
+    """
     key = call.key
     options = key.kind, key.size, key.root, key.pairs, key.counts, key.exact, key.shared, key.algorithm
     bits = _hash(options, _CALL_BITS) << (_SHAPE_BITS + _DATA_BITS)
@@ -103,26 +107,22 @@ def fingerprint(call: Call, *, flat: bool = False) -> int:
 
 
 def _hash(values: object, bits: int) -> int:
-    """Return a hash of plain values that is the same in every process, and never 0, which is open."""
+    """Return a hash of `bits` bits, the same in every process, and never 0, which stands for "not compared"."""
     digest = hashlib.blake2b(repr(values).encode(), digest_size=4).digest()
     return (int.from_bytes(digest, "big") & ((1 << bits) - 1)) or 1
 
 
+@lru_cache(maxsize=_CACHED)
 def parse(text: bytes, expected: int | None = None) -> CallSignature:
     """Return the signature that a message of another process carries.
 
     Args:
-        text: The bytes that came with it.
-        expected: The fingerprint that came with it.
+        text: Text of the signature, from the message.
+        expected: Fingerprint from the message; None: the text is not checked against one.
 
     Raises:
         ProtocolError: If the text is cut, too long, of another version, or does not belong to the fingerprint.
     """
-    return _parse(bytes(text), expected)
-
-
-@lru_cache(maxsize=_CACHED)
-def _parse(text: bytes, expected: int | None) -> CallSignature:
     from .signature_text import decode  # of use between processes only
 
     try:

@@ -1,7 +1,7 @@
-"""States of an operation, and the transitions between them. Pure.
+"""States of an operation, and the allowed changes from one to another.
 
-One table for everything that a program can await: collectives, messages, computes, tasks, and derived futures. It is
-the same on both clocks. `docs/architecture.md` shows it from an observer's side.
+One table holds for everything that a program can await: collectives, messages, computes, tasks, and derived futures, in
+real and in virtual time. `docs/architecture.md` shows the states as a user sees them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 
 class OperationState(IntEnum):
-    """The state of an operation. From `DONE` on, it has ended."""
+    """State of an operation. From `DONE` on, it has ended; so `state >= DONE` asks whether it has."""
 
     ISSUED = 0  #: issued by the program; no stream has admitted it yet, or its sources have not ended
     QUEUED = 1  #: waits for room in the window of its stream, or for its turn on a compute stream
@@ -33,19 +33,10 @@ class OperationState(IntEnum):
         return self.name.lower()
 
 
-ISSUED: Final = OperationState.ISSUED
-QUEUED: Final = OperationState.QUEUED
-ADMITTED: Final = OperationState.ADMITTED
-BLOCKED: Final = OperationState.BLOCKED
-MATCHING: Final = OperationState.MATCHING
-RUNNING: Final = OperationState.RUNNING
-UNWANTED: Final = OperationState.UNWANTED
-CANCELLING: Final = OperationState.CANCELLING
-STOPPING: Final = OperationState.STOPPING
-PARKED: Final = OperationState.PARKED
-DONE: Final = OperationState.DONE
-FAILED: Final = OperationState.FAILED
-CANCELLED: Final = OperationState.CANCELLED
+(
+    ISSUED, QUEUED, ADMITTED, BLOCKED, MATCHING, RUNNING, UNWANTED, CANCELLING, STOPPING, PARKED,
+    DONE, FAILED, CANCELLED,
+) = OperationState  # fmt: skip
 
 _ENDS = (DONE, FAILED, CANCELLED)
 
@@ -77,12 +68,12 @@ FOLLOWS: Final = tuple(tuple(after in TABLE[state] for after in OperationState) 
 
 
 class TransitionError(RuntimeError):
-    """A forbidden change of state: an error of this library, not of the program.
+    """A forbidden change of state: an error in this library, not in the program.
 
     Attributes:
-        before: State of the operation, which it keeps.
-        after: State that was refused.
-        operation: Label, line and rank of the operation.
+        before: State of the operation, which does not change.
+        after: The forbidden next state.
+        operation: Label, line and rank of the operation, for the text.
     """
 
     def __init__(self, before: OperationState, after: OperationState) -> None:

@@ -1,15 +1,15 @@
-"""Streams: FIFO lanes of one rank, worked on a window at a time.
+"""Streams: queues of one rank whose operations start in the order of issue, a bounded number (the window) at a time.
 
 Why priorities cannot deadlock: operations are matched by (group, stream, sequence number), never by arrival. A stream
-works on its first `window` unfinished operations in issue order, which is the same order on every rank. Everything in
-the window may receive; priority only orders what is sent next. So the oldest unfinished operation is active on all
-ranks and always moves, for any timing and any priorities.
+works on its first `window` unfinished operations in issue order, which is the same order on every rank. All operations
+in the window may receive; priority only decides which of them sends next. So the oldest unfinished operation is active
+on all ranks and always moves, for any timing and any priorities.
 
 Why a window also has a span: an operation starts only if fewer than `SPAN` (or `window`, if that is more) were started
-since the oldest unfinished one. Operation n + 2 * SPAN overwrites the shared memory that operation n posts to. A rank
-that posts operation n + 2 * SPAN has finished n + SPAN, so every rank had started n + SPAN, and therefore finished n:
-no rank reads the memory of operation n any more. If operation n + SPAN used no shared memory, and a rank has finished
-it by sending, it checks that the others are done with n (`row_is_free` in native/collectives.c).
+since the oldest unfinished one. Operation n + 2 * SPAN overwrites the shared memory that operation n uses. A rank that
+starts operation n + 2 * SPAN has finished n + SPAN, so every rank had started n + SPAN, and therefore finished n: no
+rank reads the memory of operation n any more. If operation n + SPAN used no shared memory, and a rank has finished it
+by sending, the rank checks that the others are done with n (`row_is_free` in native/collectives.c).
 """
 
 from __future__ import annotations
@@ -31,52 +31,44 @@ from .future import Future
 from .operation import Operation
 from .state import ADMITTED, BLOCKED, DONE, MATCHING, QUEUED
 
-SPAN = 32  # Operations; half of `transports.base.OPERATIONS`
+SPAN = 32  # Number of operations, see above; half of `transports.base.OPERATIONS`
 
 
 class Stream:
-    """A communication stream of one rank: a FIFO lane for its CC-cores.
+    """A communication stream of one rank: a queue of operations, which start in the order of issue.
 
-    Make one with `rank.stream(name)` and pass it as `stream=`. Streams overlap each other; within a stream at most
-    `window` operations are in flight, which bounds the memory they hold. A window of 1 is strict FIFO.
+    Make one with `rank.stream(name)` and pass it as `stream=`. Operations of different streams overlap. Of one stream
+    at most `window` operations are in flight, which bounds the memory that they hold. With a window of 1 they run one
+    after the other.
 
     Args:
-        context: What all operations of the rank share.
+        context: Context of the rank.
 
     Attributes:
-        name: Name, also of its lane in the timeline; the same on every rank.
-        priority: Added to the priority of each of its operations; lower is more urgent.
+        name: Name, also of the lane in the timeline; the same on every rank.
+        priority: Added to the priority of each operation of the stream; lower is more urgent.
         window: Number of unfinished operations that may be in flight at once.
         rank: World rank that owns the stream.
-        in_flight: Operations in flight in issue order, with the number of operations started before each.
+        in_flight: Operations in flight, in issue order. Maps each to the number of operations started before it.
         queue: Operations that wait for room.
-        started: Number of operations started.
+        started: Number of operations that the stream has started so far.
     """
 
-    __slots__ = (
-        "_context",
-        "_outstanding",
-        "_span",
-        "in_flight",
-        "name",
-        "priority",
-        "queue",
-        "rank",
-        "started",
-        "window",
-    )  # fmt: skip
     name: str
     priority: int
-    rank: int
     window: int
+    rank: int
+    in_flight: dict[Operation, int]
+    queue: deque[Operation]
+    started: int
+    _context: RankContext
+    _span: int  # most operations started since the oldest one in flight, that one included
+    __slots__ = tuple(__annotations__)
 
     def __init__(self, context: RankContext, name: str, *, priority: int = 0, window: int = DEFAULT_WINDOW) -> None:
-        self.rank, self.name, self.priority, self.window = context.rank, name, priority, window
-        self._context, self._outstanding = context, context.outstanding
-        self.in_flight: dict[Operation, int] = {}  # in issue order, with the number of operations started before
-        self.started: int = 0
-        self._span = max(window, SPAN)
-        self.queue: deque[Operation] = deque()
+        self.name, self.priority, self.window, self.rank = name, priority, window, context.rank
+        self.in_flight, self.queue, self.started = {}, deque(), 0
+        self._context, self._span = context, max(window, SPAN)
 
     def __repr__(self) -> str:
         in_flight, queued = len(self.in_flight), len(self.queue)
@@ -84,7 +76,7 @@ class Stream:
 
     @property
     def has_room(self) -> bool:
-        """Whether there is room for one more operation. If so, no operation is waiting, so its end starts no other."""
+        """Whether one more operation may start: fewer than `window` are in flight, and `SPAN` allows it."""
         in_flight = self.in_flight
         if len(in_flight) >= self.window:
             return False
@@ -92,12 +84,15 @@ class Stream:
 
     @property
     def end_wakes(self) -> bool:
-        """Whether the end of an operation wakes another one that waits for room, or the end of the rank."""
-        return bool(self.queue) or self._outstanding.draining
+        """Whether the end of an operation starts one that waits for room, or wakes a rank that waits to end."""
+        return bool(self.queue) or self._context.outstanding.draining
 
-    def admit(self, operation: Operation) -> bool:
-        """Take an operation in; return whether the window has room for it now. Else it starts when its turn comes."""
-        self._outstanding.operations[operation] = None
+    def admit_or_queue(self, operation: Operation) -> bool:
+        """Add an operation to the stream. Return whether there is room, so that the caller starts it now.
+
+        Otherwise its arrays are locked, and it waits in `queue`, until `finished` starts it.
+        """
+        self._context.outstanding.operations[operation] = None
         in_flight = self.in_flight
         if not in_flight or (len(in_flight) < self.window and self.has_room):
             in_flight[operation] = self.started
@@ -109,13 +104,18 @@ class Stream:
         return False
 
     def finished(self, operation: Operation, failure: Failure | None) -> None:
-        """Remove an operation that has ended, and start the next one that waits for room."""
-        outstanding = self._outstanding
-        if outstanding.operations.pop(operation, operation) is not None:
-            return  # a receive that has given its place back
+        """Remove an operation that has ended, and start the next ones that wait for room.
+
+        Args:
+            operation: The operation.
+            failure: Its failure; None: it went well.
+        """
+        outstanding = self._context.outstanding
+        if outstanding.operations.pop(operation, operation) is not None:  # the value of each is None
+            return  # not there: a receive that has left its lane
         if outstanding.draining or failure is not None:
             outstanding.record_end(operation, failure)
-        if self.in_flight.pop(operation, None) is None:  # failed while queued; a failing world starts at the end
+        if self.in_flight.pop(operation, None) is None:  # it failed in the queue; an ending world fails the last first
             if self.queue[-1] is operation:
                 self.queue.pop()
             else:
@@ -130,40 +130,42 @@ class Stream:
 
 
 class OpenLane:
-    """Lane of operations that start at once and take no room in the window of a stream: of messages, or parts of trees.
+    """Replaces a stream for operations that start at once and take no room in a window: messages, and parts of trees.
 
     Args:
-        finished: Called with an operation that has ended, and its failure.
+        finished: Called with an operation that has ended, and its failure or None.
 
     Attributes:
         name: Name in the timeline.
         priority: Added to the priority of each of its operations.
-        window: That of the stream.
+        window: Window of the stream.
     """
 
+    # the interface of `Stream`: there is always room, nothing is counted, and only the loop handles ends
     in_flight = None
     queue: tuple[()] = ()
     started = 0
     has_room = end_wakes = True
 
     def __init__(self, name: str, priority: int, window: int, finished: Callable[[Any, Failure | None], None]) -> None:
-        self.name: str = name
-        self.priority: int = priority
-        self.window: int = window
-        self.finished: Callable[[Any, Failure | None], None] = finished
+        self.name = name
+        self.priority = priority
+        self.window = window
+        self.finished = finished
 
-    def admit(self, operation: Operation) -> bool:
-        """Take an operation in, and let it start at once."""
+    def admit_or_queue(self, operation: Operation) -> bool:
+        """Add an operation. Return True: the caller starts it now."""
         operation.context.outstanding.operations[operation] = None
         return True
 
 
 def activate(operation: Operation) -> None:
-    """Start an operation that its stream has room for, once its input exists."""
+    """Start an operation for which its stream has room: at once, or, if its input is a future, after that has ended."""
     if isinstance(operation.input, Future):
         operation._enter(BLOCKED)
         operation.lock()
-        settled = partial(_input_settled, operation)
+        settled = partial(_on_input_settled, operation)
+        # not within the end of the input, but after it: chains of operations must not recurse
         call_when_done(operation.input, lambda: operation.context.soon(settled))
     else:
         operation._enter(MATCHING)
@@ -171,14 +173,14 @@ def activate(operation: Operation) -> None:
 
 
 def activate_late(operation: Operation) -> None:
-    """Start an operation that had to wait for room, unless it was withdrawn or has failed in the meantime."""
+    """Start an operation that had to wait for room, unless it was cancelled or has failed in the meantime."""
     if operation.state is ADMITTED:
         operation.started_ns = operation.context.now_ns()
         activate(operation)
 
 
-def _input_settled(operation: Operation) -> None:
-    """Continue an operation after the end of its input: match it, or fail it with the input."""
+def _on_input_settled(operation: Operation) -> None:
+    """Continue an operation whose input, a future, has ended: match it, or fail it if the input has failed."""
     if operation.state >= DONE:  # the world failed in the meantime
         return
     operation.input, failure = resolve(operation.input)
@@ -197,26 +199,38 @@ def _input_settled(operation: Operation) -> None:
 
 
 class Streams:
-    """Communication streams of one rank, by name."""
+    """Communication streams of one rank, by name.
+
+    Args:
+        context: What all operations of the rank share.
+
+    Attributes:
+        default: The stream of calls that name none.
+    """
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
         self._named: dict[str, Stream] = {}
         self.default: Stream = self.open("comm")
 
-    def preferring(self, stream: Stream) -> Streams:
+    def with_default_stream(self, stream: Stream) -> Streams:
         """Return the same streams, with another default."""
         other = copy(self)
         other.default = stream
         return other
 
     def open(self, name: str, *, priority: int = 0, window: int = DEFAULT_WINDOW) -> Stream:
-        """Return the stream of a name, made at the first call.
+        """Return the stream with this name; make it at the first call.
+
+        Args:
+            name: Name of the stream.
+            priority: See `Stream`.
+            window: See `Stream`. If priority and window are the defaults, an existing stream may have other values.
 
         Raises:
-            UsageError: If it exists with other settings, `window` is below 1, or a setting is of another type.
+            UsageError: If the stream exists with other settings, `window` is below 1, or a setting is of another type.
         """
-        _check(name, priority, window)
+        _check_settings(name, priority, window)
         named = self._named.get(name)
         if named is None:
             named = self._named[name] = Stream(self._context, name, priority=priority, window=window)
@@ -228,7 +242,7 @@ class Streams:
         return named
 
     def find(self, stream: Stream | str | None) -> Stream:
-        """Return the stream of the `stream` argument of a call.
+        """Return the stream that the `stream` argument of a call means: a stream, a name, or None for the default.
 
         Raises:
             UsageError: If there is no stream of that name, or it is another rank's.
@@ -242,15 +256,16 @@ class Streams:
                 )
             return stream
         if not isinstance(stream, str) or stream not in self._named:
-            raise UsageError(f"stream: {shown(stream)} is unknown; known are {', '.join(self._named)}")
+            known = ", ".join(self._named)
+            raise UsageError(f"stream: {shown(stream)} is unknown; known are {known}; rank.stream(NAME) makes one")
         return self._named[stream]
 
 
-def _check(name: str, priority: int, window: int) -> None:
-    """Raise `UsageError` unless these are valid settings of a stream."""
+def _check_settings(name: str, priority: int, window: int) -> None:
+    """Raise `UsageError` unless these are a name, a priority and a window that a stream may have."""
     if not isinstance(name, str) or not name:
-        raise UsageError(f"name: expected the name of a stream, got {shown(name)}")
+        raise UsageError(f"name: expected a non-empty string, such as 'gradients', got {shown(name)}")
     if not isinstance(priority, int):
         raise UsageError(f"priority: expected an integer, lower is more urgent, got {shown(priority)}")
     if not isinstance(window, int) or window < 1:
-        raise UsageError(f"window: must be at least 1, got {shown(window)}")
+        raise UsageError(f"window: expected an integer, 1 or more, got {shown(window)}")

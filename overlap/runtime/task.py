@@ -1,4 +1,4 @@
-"""Tasks, async functions that run in parallel with the program; and unawaited errors of tasks and computes."""
+"""Tasks: async functions that run in parallel with the program; and errors of tasks and computes that nobody awaits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..errors import FutureCancelledError, RankLeftError, UsageError, shown
 from .context import RankContext
 from .failure import Failure
 from .interrupts import calls_program
-from .outstanding import TURNS, CallSite, IssuedFuture, arose_here, code_place
+from .outstanding import TURNS, CallSite, IssuedFuture, code_place, is_own_error
 from .settling import settle_and_deliver
 from .state import DONE, RUNNING
 
@@ -22,7 +22,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 Errors: TypeAlias = Literal["raise", "await"]
-"""Time at which an unawaited error of a rank's own code is raised: at once, or at the await; see `Rank.compute`."""
+"""Time at which an unawaited error of a rank's own code is raised: at once, or at the await (see `Rank.compute`)."""
 
 
 def check_errors(errors: str) -> None:
@@ -40,11 +40,15 @@ class OwnCode(IssuedFuture[T_co]):
     runs_code = True
 
     def _deliver(self) -> None:
-        """Deliver the end; an error ends the rank unless the program awaits it."""
+        """Record that the compute or task has ended, and wake the tasks and callbacks that wait for it.
+
+        An error of the program's own code that nobody awaits ends the rank.
+        """
         context, failure, outstanding = self.context, self._failure, self.context.outstanding
-        daemon = outstanding.daemons.pop(self, self) is None
-        known = outstanding.operations.pop(self, self) is None or daemon
-        if daemon or (known and (outstanding.draining or failure is not None)):
+        # the values of both dicts are None: `pop` returns None for a key, and the default `self` without one
+        was_daemon = outstanding.daemons.pop(self, self) is None
+        was_unfinished = outstanding.operations.pop(self, self) is None
+        if was_daemon or (was_unfinished and (outstanding.draining or failure is not None)):
             outstanding.record_end(self, failure)
         self._notify()
         if failure is not None and failure.prompt and not failure.seen and not context.closed:
@@ -52,18 +56,23 @@ class OwnCode(IssuedFuture[T_co]):
 
 
 async def _end_unless_awaited(context: RankContext, operation: IssuedFuture[Any], failure: Failure) -> None:
-    """End the rank because of an error of its own code, unless the program awaits it: as a child ends a nursery.
+    """End the rank because of an error of its own code, unless the program awaits it, as a child ends its nursery.
 
-    Tasks that are about to run come first: woken ones see the error, and new ones begin to await it.
+    Tasks that are about to run go first: a task that was woken sees the error, a new task may begin to await it.
+
+    Args:
+        context: Context of the rank.
+        operation: The compute or task that has failed.
+        failure: Its failure.
     """
     for _ in range(TURNS):
         await checkpoint()
-    for _ in range(2):  # twice: a task woken in this turn by a failed user has not been given the error yet
+    for _ in range(2):  # twice: a task that awaits an operation with this input may be woken in this turn only
         if failure.seen or context.outstanding.is_awaited(operation, failure):
             return
         await checkpoint()
     if not failure.seen:
-        context.end_program(operation, failure)
+        context.fail_unawaited(operation, failure)
 
 
 class TaskFuture(OwnCode[T_co]):
@@ -73,7 +82,7 @@ class TaskFuture(OwnCode[T_co]):
         context: What all operations of the rank share.
         name: Name in timelines.
         caller: Where it was issued.
-        prompt: Whether an error ends the world at once, before anybody awaits it.
+        prompt: Whether an error that nobody awaits ends the rank at once.
 
     Attributes:
         daemon: Whether the task ends with the program; the rank waits for any other task at its end.
@@ -83,9 +92,8 @@ class TaskFuture(OwnCode[T_co]):
 
     def __init__(self, context: RankContext, name: str, caller: CallSite, *, prompt: bool, daemon: bool) -> None:
         super().__init__()
-        issued: IssuedFuture[T_co] = self  # which declares these
-        issued.name, issued.context = name, context
-        issued.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
+        self.name, self.context = name, context
+        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
         self._prompt, self._scope = prompt, trio.CancelScope()
         self.daemon: bool = daemon
 
@@ -95,21 +103,23 @@ class TaskFuture(OwnCode[T_co]):
         return f"{'daemon' if self.daemon else 'task'} '{self.name}'"
 
     def cancel(self) -> bool:
-        """Cancel the task, as its cancel scope would; any thread. It ends once it has left its `finally` blocks.
+        """Cancel the task, as its cancel scope would. It ends once it has left its `finally` blocks.
+
+        Any thread may call this.
 
         Returns:
             Whether it is cancelled, now or since an earlier call; False if it has ended.
         """
-        return self.cancelled() or self.context.on_loop(self._cancel)
+        return self.cancelled() or self.context.on_loop(self._cancel_on_loop)
 
-    def _cancel(self) -> bool:
-        """Cancel the task; False if it has ended."""
+    def _cancel_on_loop(self) -> bool:
+        """Cancel the task. Return False if it has ended."""
         if self.state < DONE and not self._scope.cancel_called:
             self._scope.cancel(reason=f"{self.label} ({self.call_site}) was cancelled")
         return self.state < DONE
 
     def start(self, function: Callable[..., Awaitable[T_co]], args: tuple[object, ...]) -> None:
-        """Start the task; the loop's thread only."""
+        """Start the task, which awaits `function(*args)`. Only the loop's thread may call this."""
         outstanding = self.context.outstanding
         (outstanding.daemons if self.daemon else outstanding.operations)[self] = None
         self._enter(RUNNING)
@@ -117,7 +127,10 @@ class TaskFuture(OwnCode[T_co]):
 
     @calls_program
     async def _run(self, function: Callable[..., Awaitable[T_co]], args: tuple[object, ...]) -> None:
-        """Run the function as a task, and settle the future with its outcome."""
+        """Run the function as a task, and settle the future with its result or error.
+
+        If the rank is cancelled, the future fails with the error of the world's end.
+        """
         value, failure = None, None
         try:
             with self._scope:
@@ -129,9 +142,9 @@ class TaskFuture(OwnCode[T_co]):
                 failure = Failure(FutureCancelledError(f"{self.label} ({self.call_site}) was cancelled"), seen=True)
         except Exception as error:
             clients_ended = self.daemon and isinstance(error, RankLeftError)  # a server without clients
-            failure = Failure(error, prompt=self._prompt and arose_here(error), seen=clients_ended)
+            failure = Failure(error, prompt=self._prompt and is_own_error(error), seen=clients_ended)
         except BaseException:  # the rank ends
-            self.abandon(self.context.ended())
+            self.abandon(self.context.end_error())
             raise
         settle_and_deliver(self, value, failure)
         del self, value, failure  # as in a compute's thread

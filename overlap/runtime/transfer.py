@@ -1,4 +1,4 @@
-"""Memory of receives that are more than an array, and the ends of messages over a wire."""
+"""Memory for receives of trees and of unknown shape, and the end of a message's transfer over a wire."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 import trio
 
-from transports import Buffer, LengthMismatchError, Request, SignatureMismatchError, TransportError
+from transports import Buffer, LengthMismatchError, Request, SignatureMismatchError
 
 from ..collectives.call import Call, call
 from ..collectives.kinds import P2P
@@ -20,7 +20,7 @@ from .context import Arrays
 from .engine.host_bytes import bytes_of
 from .failure import Failure
 from .forms import Absent, parse_form, text_of
-from .match import mismatch
+from .match import mismatch_error_maker
 from .memory.foreign import as_output
 from .signature import parse
 from .state import DONE
@@ -28,7 +28,6 @@ from .trees import fill_tree, leaves_of, make_message, map_items, packed_type, r
 
 if TYPE_CHECKING:
     from .message import Message
-    from .operation import CollectiveFuture
 
 MESSAGE_ALGORITHM: Final = "mesh"
 """Name of a message over a wire in timelines."""
@@ -36,14 +35,14 @@ MESSAGE_ALGORITHM: Final = "mesh"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiveBuffers:
-    """Arrays that a receive fills, for all but a single array."""
+    """Memory of a receive whose `like` is a tree or None; a receive into one array needs none of this."""
 
     tree: object = None  # The caller's tree, with an array for each (shape, dtype); None: the sender's tree
-    leaves: Sequence[object] = ()  # Leaves of the tree
-    arrays: Sequence[Array] = ()  # Memory of each leaf
-    views: Sequence[Array] = ()  # Views of that memory, which stay writable
-    message: Array | None = None  # Memory of the arriving message, which begins with the form
-    packed: Array | None = None  # Its part for the arrays
+    leaves: Sequence[object] = ()  # The caller's leaves of the tree: arrays, or other objects with memory
+    arrays: Sequence[Array] = ()  # The array behind each leaf
+    views: Sequence[Array] = ()  # Views of these arrays that stay writable while the arrays are locked
+    message: Array | None = None  # Buffer for the whole message: the form of the tree, then the packed arrays
+    packed: Array | None = None  # The part of `message` that the packed arrays fill
     call: Call  # Call of the receiver
 
 
@@ -52,7 +51,11 @@ ANY_TREE = ReceiveBuffers(call=call(P2P.text, None, None, None, 2))
 
 
 def buffers_for(like: object, arrays: Arrays) -> ReceiveBuffers:
-    """Return the buffers of a tree of writable arrays, or of (shape, dtype) for new ones.
+    """Return the buffers for a receive into a tree.
+
+    Args:
+        like: The tree. A leaf is a writable array, or a pair (shape, dtype), for which a new array is made.
+        arrays: Makes new arrays.
 
     Raises:
         UsageError: If a leaf has no memory that may be written, or the tree is too large for one message.
@@ -71,27 +74,29 @@ def buffers_for(like: object, arrays: Arrays) -> ReceiveBuffers:
         views=[leaf.view() for leaf in memory],
         message=message,
         packed=packed,
-        call=_call_of(packed.dtype, packed.size, form),
+        call=_tree_call(packed.dtype, packed.size, form),
     )
 
 
-def _call_of(dtype: np.dtype[np.generic], elements: int, form: str) -> Call:
-    """Return the call of a message of a tree."""
+def _tree_call(dtype: np.dtype[np.generic], elements: int, form: str) -> Call:
+    """Return the call of a message of a tree, whose packed arrays have this dtype and number of elements."""
+    # two ends; no operator, root, pairs, counts, exact, shared and algorithm
     return call(P2P.text, None, dtype, (elements,), 2, 0, (), (), False, False, None, form)
 
 
 def new_array(pair: tuple[Any, Any], arrays: Arrays) -> Array:
-    """Return a new array of a (shape, dtype).
+    """Return a new array for a pair (shape, dtype).
 
     Raises:
-        TypeError: If such an array is impossible; or `ValueError`.
+        TypeError: If the first item is no shape, or the second no dtype.
+        ValueError: If `pair` does not have two items, or no array can have that shape.
     """
     shape, dtype = pair
     return arrays.empty(tuple(map(index, (shape,) if isinstance(shape, int) else shape)), np.dtype(dtype))
 
 
 def _with_arrays(like: object, arrays: Arrays) -> object:
-    """Return a tree with a new array in place of each (shape, dtype)."""
+    """Return the tree `like` with a new array in place of each pair (shape, dtype)."""
     if isinstance(like, tuple) and len(like) == 2 and isinstance(like[1], (str, type, np.dtype)):
         try:
             return new_array(like, arrays)
@@ -101,21 +106,31 @@ def _with_arrays(like: object, arrays: Arrays) -> object:
 
 
 def read_tree(message: Array) -> tuple[Call, Array]:
-    """Return the call of an arrived message of a tree, and its packed arrays.
+    """Split an arrived message: return the sender's call, and the packed arrays of the tree as one array.
 
     Raises:
-        OverlapError: If it does not begin with the form of a tree.
-        ValueError: If its arrays are not those of the form.
+        OverlapError: If the message does not begin with the form of a tree.
+        ValueError: If the bytes after the form are not as many as its arrays have.
     """
     form, data = read_message(message)
     dtype, elements = packed_type(cast("list[Absent]", leaves_of(parse_form(form))))
-    return _call_of(dtype, elements, form), data.view(dtype).reshape(elements)
+    return _tree_call(dtype, elements, form), data.view(dtype).reshape(elements)
 
 
 def unpack(buffers: ReceiveBuffers, form: str, packed: Array | None, arrays: Arrays) -> object:
-    """Return the tree of arrived bytes, in the arrays of `like` if there is one."""
+    """Return the received tree: with the caller's arrays, now filled, or with new arrays if the caller gave none.
+
+    Args:
+        buffers: Buffers of the receive.
+        form: Form of the sender's tree: its dicts, lists and tuples as text.
+        packed: The arrays that have arrived, packed into one.
+        arrays: Makes new arrays.
+
+    Raises:
+        OverlapError: If the form is invalid.
+    """
     tree = unpacker_of(parse_form(form), P2P, 2, arrays)([packed])
-    if buffers.tree is None:  # arrays of their own
+    if buffers.tree is None:  # copies: `packed` is memory of the message
         return tree if arrays.shapes_only else fill_tree(tree, [np.array(leaf) for leaf in leaves_of(tree)])
     if not arrays.shapes_only:
         for view, part in zip(buffers.views, cast("list[Array]", leaves_of(tree)), strict=True):
@@ -123,66 +138,94 @@ def unpack(buffers: ReceiveBuffers, form: str, packed: Array | None, arrays: Arr
     return fill_tree(buffers.tree, buffers.leaves)
 
 
-def allocate(message: Message[Any], request: Request) -> Buffer:
-    """Return the place of a message whose sender alone knows its shape, or its tree."""
+def allocate_receive_memory(receive: Message[Any], request: Request) -> Buffer:
+    """Make the memory of a receive without `like`, now that it has met its message, and return it as bytes.
+
+    The memory becomes the receive's `target` if the message is an array, and its `tree_memory` if it is a tree.
+
+    Args:
+        receive: The receive.
+        request: Transfer of the receive, with the signature and the length of the message.
+
+    Raises:
+        UsageError: If the message is an array, and its signature had no room for the shape.
+    """
     assert request.theirs is not None
     theirs = parse(request.theirs.text, request.theirs.fingerprint)
-    if theirs.call is not None and not theirs.is_tree:
-        message.fit(theirs.call)
-        return bytes_of(cast("Array", message.target).reshape(-1))
-    if not theirs.is_tree:
+    # a tree: bytes for the whole message, which begins with the form of the tree
+    if theirs.is_tree:
+        receive.tree_memory = receive.context.arrays.empty((request.nbytes,), np.dtype(np.uint8))
+        return receive.tree_memory
+    # an array whose shape was too long for the signature
+    if theirs.call is None:
         raise UsageError(
             f"recv: the array that {theirs.site} sends has too many dimensions to come with its shape; "
             "pass like=(shape, dtype)"
         )
-    message.tree_memory = message.context.arrays.empty((request.nbytes,), np.dtype(np.uint8))
-    return message.tree_memory
+    # an array whose dtype and shape are in the signature
+    receive.fit(theirs.call)
+    return bytes_of(cast("Array", receive.target).reshape(-1))
 
 
 def request_ended(message: Message[Any], request: Request) -> None:
-    """End the message with the end of its transfer."""
-    operation: CollectiveFuture[Any] = message  # which declares some
-    message.request = operation.poll = None
+    """End a message after its transfer has ended: with the result, with an error, or as withdrawn.
+
+    Only the loop's thread, or a thread in its place, may call this.
+    """
+    message.request = message.poll = None
     error = request.error
     if message.receives and message.tree_memory is not None and error is None and not request.withdrawn:
         try:
-            message.pattern, operation.out = read_tree(message.tree_memory)
+            message.pattern, message.out = read_tree(message.tree_memory)
         except Exception as invalid:
             error = invalid
     if request.withdrawn:
         if message.on_withdrawn is not None:
             message.on_withdrawn()
     elif error is not None:
-        _wire_failed(message, request, error)
+        _fail_by_wire(message, request, error)
     else:
         message.stopped()
         if message.state < DONE:
             sent = message.pattern or message.call
             message.finish(message.context.now_ns(), message.describe(sent, message.started_ns))
-    if message.over is not None and message.request is None:
+    if message.over is not None and message.request is None:  # `end_transfer` waits, unless it was issued again
         message.over.set()
 
 
-def _wire_failed(message: Message[Any], request: Request, error: Exception) -> None:
-    """Fail the message: the ends differ, or the wire is broken."""
+def _fail_by_wire(message: Message[Any], request: Request, error: Exception) -> None:
+    """Fail a message, unless it has ended: its sender and receiver issued different calls, or the wire is broken.
+
+    Args:
+        message: This rank's end of the message, a send or a receive.
+        request: Transfer of the message. It has the peer's signature once send and receive have met.
+        error: The error of the transfer.
+    """
     theirs = request.theirs
     message.stopped()
     if message.state >= DONE:
         return
     if theirs is None or not isinstance(error, (SignatureMismatchError, LengthMismatchError)):
-        if isinstance(error, TransportError):
-            error.operation = f"{message.label} ({message.call_site})"
         message.inbox.fail_broken_wire(message, error)
         return
     other = parse(theirs.text, theirs.fingerprint)
-    own, peer = message.context.rank, message.members[not message.receives]
+    own, peer = message.context.rank, message.peer_rank
     ends = (own, message.call, message.call_site), (peer, other.what, other.site)
-    sent, received = reversed(ends) if message.receives else ends
-    message.fail(Failure(mismatch(message.member.name, message.seq, sent, received)()))
+    sent, received = reversed(ends) if message.receives else ends  # the sender comes first in the error, on both ends
+    message.fail(Failure(mismatch_error_maker(message.member.name, message.seq, sent, received)()))
 
 
-def withdraw(message: Message[Any], later: Callable[[], None]) -> bool:
-    """Withdraw the transfer of a receive; see `Inbox.withdraw_receive`."""
+def withdraw(message: Message[Any], later: Callable[[], None]) -> bool | None:
+    """Withdraw the transfer of a receive, so that the wire gives its message to another receive.
+
+    Args:
+        message: The receive.
+        later: Called if the transfer is withdrawn only after this function has returned.
+
+    Returns:
+        True: the transfer is withdrawn. False: it has met its message, or there is no transfer. None: the wire decides
+        later, and then calls `later` if the transfer is withdrawn.
+    """
     request = message.request
     if request is None:
         return False
@@ -191,17 +234,22 @@ def withdraw(message: Message[Any], later: Callable[[], None]) -> bool:
     if request.ended:
         return request.withdrawn
     message.on_withdrawn = later
-    return False
+    return False if request.matched else None
 
 
-async def give_up(message: Message[Any]) -> None:
-    """Withdraw the transfer, or wait for its end, because it uses the caller's memory."""
+async def end_transfer(message: Message[Any]) -> None:
+    """Stop the transfer of a message, and wait for its end, because it uses memory of the caller until then.
+
+    A cancellation does not interrupt the wait. `message.stopped` has been called when this returns.
+    """
     with trio.CancelScope(shield=True):
-        await trio.lowlevel.checkpoint()  # a callback of a transport may not call it back
-        if message.request is not None:
-            message.over, message.on_withdrawn = trio.Event(), message.stopped
-            message.request.withdraw()
-            if message.request is not None and message.request.ended:  # an interrupt has left its end half done
-                request_ended(message, message.request)
-            elif message.request is not None:
-                await message.over.wait()
+        await trio.lowlevel.checkpoint()  # a callback of a transport may not call it back; the transfer may end here
+        if message.request is None:
+            return
+        message.over, message.on_withdrawn = trio.Event(), message.stopped
+        message.request.withdraw()
+        # If that has ended the transfer at once, `request_ended` was called, and there is no request any more.
+        if message.request is not None and message.request.ended:  # an interrupt has left its end half done
+            request_ended(message, message.request)
+        elif message.request is not None:
+            await message.over.wait()

@@ -1,11 +1,13 @@
 """Collectives of trees of arrays, and of futures that may become trees.
 
-Such a collective has one number on its stream, whatever the tree holds, because ranks count operations at the call,
-before a future has a value. Arrays that are only moved travel packed in one array. Of a reduction, the arrays of the
-first dtype travel so; the arrays of each further dtype travel as a `TreePart`, at the same time, on a communicator of
-the stream for the index of the dtype in the tree. Parts have the number of their operation, which is unfinished, and
-takes room in the window of its stream, until all of its parts have ended. So the window bounds the numbers under way on
-those communicators too (see `stream`).
+Such a collective has one number on its stream, whatever the tree contains, because ranks count operations at the call,
+before a future has a value. If the arrays are only moved, they all travel packed in one array. In a reduction, only the
+arrays of the first dtype do. Those of each further dtype travel at the same time as a `TreePart`, a second collective,
+on a communicator of its own: there is one for each index of a dtype.
+
+A part has the number of the operation on the tree. That operation is unfinished, and takes room in the window of its
+stream, until all of its parts have ended. So the window also bounds the numbers under way on the parts' communicators
+(see `stream`).
 """
 
 from __future__ import annotations
@@ -20,58 +22,60 @@ from ..collectives.reduce import Array
 from ..errors import CollectiveMismatchError, NonFiniteError, PeerError, UsageError
 from ..timeline.recording import RawMatch
 from .context import RankContext
-from .derived import Derived, check_here, futures_in, resolve
+from .derived import Derived, check_same_world, futures_in, resolve
 from .failure import Failure
-from .forms import outline_of
+from .forms import comparable_form
 from .operation import NOWHERE, CollectiveFuture, Operation
 from .settling import settle_and_deliver
 from .state import DONE
-from .trees import arrays_of, copy_tree, make_unpacker, packs, unpacked_as
+from .trees import arrays_of, copy_tree, make_unpacker, pack_leaves, unpacker_for_form
 
 if TYPE_CHECKING:
     from .port import Port
 
-# Errors that fail an operation on all of its ranks: no rank goes on with its parts.
+# Errors that fail an operation on all ranks, so that no rank goes on with its parts.
 _OF_ALL_RANKS = (PeerError, CollectiveMismatchError, NonFiniteError, UsageError)
 
 
 class TreePart(CollectiveFuture[Any]):
-    """The arrays of one dtype of a tree that is reduced, other than the first dtype."""
+    """Operation on the arrays of one dtype, other than the first, of a tree that is reduced."""
 
     __slots__ = ()
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
-        """Keep the result; the timeline shows the operation that it is part of."""
+        """End with the result, but without a span: the operation of the whole tree has one; `meeting` is not used."""
         if self.state < DONE:
             self.context.flight.carried(self.record, self.started_ns, end_ns, None)
-            value = self.out
+            value = self.out  # `release` drops it
             self.release()
             settle_and_deliver(self, value)
 
 
 class TreeOperation(CollectiveFuture[Any]):
-    """The handle of a collective of a tree of arrays, or of the value of a future.
+    """Handle of a collective on a tree of arrays, or on the value of a future, which may be a tree.
 
     Attributes:
-        parts: Operations of the arrays of further dtypes, of a reduction.
+        parts: In a reduction, the operations on the arrays of further dtypes; else empty.
+        issue_part: `Ports._issue_part`, which takes a part, its index, the port and the number of the whole operation;
+            None once the parts are issued, so that the group may be dropped.
     """
 
-    # No slots: most operations hold no tree of several dtypes, and read these defaults.
+    # No slots: most operations have no tree of several dtypes, and read these defaults of the class.
     call: Call
     caller_out: object
     source: Array | None
     parts: Sequence[TreePart] = ()
-    # Issues a part at its index, for a port and with a number; None once it has: the group may be dropped then.
     issue_part: Callable[[CollectiveFuture[Any], int, Port, int], None] | None = None
     _unfinished_parts: int = 0
     _make: Callable[[list[Any]], object] | None = None  # Makes the tree of results
-    _meeting: RawMatch | None = None  # The match of its own arrays, once their result has arrived
+    _end_of_own_arrays: RawMatch | None = None  # `meeting` of `finish`, while the parts go on after the own arrays' end
 
     def pack(self, tree: object, call_with: Callable[[CollectiveFuture[Any], Array, str], Call]) -> None:
-        """Pack the arrays of a tree into `source` and new parts, and set `call`.
+        """Pack the arrays of a tree into `source` and the sources of new `parts`, and set `call`.
 
         Args:
-            call_with: Function that returns the call of an operation, its array and the outline of the tree.
+            tree: The tree.
+            call_with: Makes the call of an operation from (operation, packed array, form of the tree).
 
         Raises:
             UsageError: If the tree is empty, or cannot travel in this call.
@@ -79,38 +83,38 @@ class TreeOperation(CollectiveFuture[Any]):
         check_tree(self)
         arrays = self.context.arrays
         leaves = arrays_of(tree)
-        packed = packs(self.kind, leaves, self.member.size, arrays)
-        outline = outline_of(tree, leaves, parsable=self.kind is BROADCAST or self.kind is SCATTER)
-        self.source, self.call = packed[0].packed, call_with(self, packed[0].packed, outline)
+        packed = pack_leaves(self.kind, leaves, self.member.size, arrays)
+        form = comparable_form(tree, leaves, parsable=self.kind is BROADCAST or self.kind is SCATTER)
+        self.source, self.call = packed[0].packed, call_with(self, packed[0].packed, form)
         self._make = make_unpacker(tree, packed, arrays)
         if len(packed) > 1:
-            self.parts = [self._part(pack.packed, call_with(self, pack.packed, outline)) for pack in packed[1:]]
+            self.parts = [self._make_part(pack.packed, call_with(self, pack.packed, form)) for pack in packed[1:]]
             self._unfinished_parts = len(self.parts)
 
-    def _part(self, packed: Array, call: Call) -> TreePart:
+    def _make_part(self, packed: Array, call: Call) -> TreePart:
         """Return the operation of the packed arrays of one dtype."""
         part = TreePart(self.kind, None, None, self.place, 0, f"{self.name}: {packed.dtype}")
         part.arguments = self.arguments
         part.context, part.member, part.step = self.context, self.member, self.step
         part.source, part.call = packed, call
-        part._callbacks = [self._part_ended]
+        part._callbacks = [self._part_ended]  # set directly, without a lock: nothing else knows the part yet
         return part
 
     @property
     def end_wakes_loop(self) -> bool:
-        """Whether its end is for the loop alone, as the ends of parts are."""
+        """Whether only the loop may end the operation: always with parts, because their ends call back."""
         return bool(self.parts) or super().end_wakes_loop
 
     # -- life --------------------------------------------------------------------------------------------------
 
     def arrive(self) -> None:
-        """Add the operation and its parts to their communicators, to be matched with the other ranks."""
+        """Match the operation and its parts with those of the other ranks, each on its communicator."""
         port, issue_part, self.issue_part = self.port, self.issue_part, None
         if not self.parts:
             port.arrive(self)
             return
         for index, part in enumerate(self.parts):
-            part.priority = self.priority  # with that of the stream
+            part.priority = self.priority  # the priority of the stream is added to it already
             assert issue_part is not None, "an operation arrives once"
             issue_part(part, index, port, self.seq)
         failure = self._failure_of_parts
@@ -120,38 +124,47 @@ class TreeOperation(CollectiveFuture[Any]):
             port.communicator.withdraw(self, failure)
 
     def fit(self, pattern: Call) -> None:
-        """Make the result's array; on a rank that has passed no tree, take the form of the root's tree."""
+        """Make the array of the result; on a rank without an input, also prepare to unpack the root's tree.
+
+        Raises:
+            UsageError: If the form of the root's tree is not known.
+            MemoryError: If there is no memory for the array.
+        """
         super().fit(pattern)
         if pattern.form and self._make is None:
-            self._make = unpacked_as(self.kind, pattern.form, self.member.size, self.context.arrays)
+            root = f"rank {self.member.label[1][pattern.root]}, the root of {self.label} ({self.call_site})"
+            self._make = unpacker_for_form(self.kind, pattern.form, self.member.size, self.context.arrays, root)
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
-        """Finish with the tree of results, once the parts have ended as well."""
+        """Finish with the tree of results, if all parts have ended; without a tree, like any other collective.
+
+        If parts still go on, the end of the last one finishes. Arguments: see `CollectiveFuture.finish`.
+        """
         if self._make is None or self.state >= DONE:
             super().finish(end_ns, meeting)
         elif self._unfinished_parts:
-            self._meeting = meeting
+            self._end_of_own_arrays = meeting
         else:
             self._finish_tree(end_ns, meeting)
 
     @property
-    def can_start(self) -> bool:
-        """Whether the bytes of its own arrays neither move nor have moved: they may end before those of its parts."""
-        return self._meeting is None and super().can_start
+    def is_unstarted(self) -> bool:
+        """Whether the bytes of the own arrays have not begun to move; they may have ended while parts go on."""
+        return self._end_of_own_arrays is None and super().is_unstarted
 
     @property
     def _failure_of_parts(self) -> Failure | None:
-        """Failure of the first part that has failed, perhaps while its bytes still move."""
+        """Failure of the first part that has failed, perhaps while its bytes still move; None: none has failed."""
         return next((part._failure for part in self.parts if part._failure is not None), None)
 
     def _part_ended(self) -> None:
-        """Count the end of a part; the last one ends the tree."""
+        """Count the end of a part; the last one finishes the operation, if its own arrays have ended."""
         self._unfinished_parts -= 1
-        if self._meeting is not None and not self._unfinished_parts and self.state < DONE:
-            self._finish_tree(self.context.now_ns(), self._meeting)
+        if self._end_of_own_arrays is not None and not self._unfinished_parts and self.state < DONE:
+            self._finish_tree(self.context.now_ns(), self._end_of_own_arrays)
 
     def _finish_tree(self, end_ns: int, meeting: RawMatch) -> None:
-        """Unpack the results, or fail with the failure of a part."""
+        """Unpack the results, or fail with the failure of a part. Arguments: see `CollectiveFuture.finish`."""
         failure = self._failure_of_parts
         if failure is None:
             try:
@@ -165,12 +178,12 @@ class TreeOperation(CollectiveFuture[Any]):
         kind, algorithm, group, seq, nbytes, dtype, met_ns = meeting
         nbytes += sum(part.call.nbytes for part in self.parts)
         super().finish(end_ns, (kind, algorithm, group, seq, nbytes, dtype, met_ns))
-        self.parts, self._make = (), None  # and their results
+        self.parts, self._make = (), None  # drops the results of the parts, too
 
     def fail(self, failure: Failure) -> None:
-        """End with an error, that of the first part that has failed if one has, and with it the parts under way.
+        """End with an error, or with that of the first failed part if there is one; parts that go on fail, too.
 
-        Where only this rank has failed, its peers may need its parts: it reports to them that it gave up.
+        If only this rank has failed, the other ranks may wait for its parts: they get a report that this rank gave up.
         """
         if self.state < DONE:
             failure = self._failure_of_parts or failure
@@ -190,14 +203,20 @@ class TreeOperation(CollectiveFuture[Any]):
 
 
 def finish_part(part: Operation, failure: Failure | None) -> None:
-    """Remove a part that has ended from the unfinished operations; its operation has the failure."""
+    """Remove a part that has ended from the unfinished operations; the operation on the tree reports its failure."""
     outstanding = part.context.outstanding
     outstanding.operations.pop(part, None)
     outstanding.record_end(part, None)
 
 
 def tree_future(x: object, context: RankContext) -> object:
-    """Return a tree that holds futures as a future, with copies of its arrays; any other tree as it is.
+    """Return a future of the tree `x` with results in place of its futures, and with copies of its arrays.
+
+    Return `x` itself if it contains no futures. Any thread may call this.
+
+    Args:
+        x: The tree.
+        context: Context of the rank.
 
     Raises:
         UsageError: If a leaf can be no array, or is a future of another world.
@@ -206,7 +225,7 @@ def tree_future(x: object, context: RankContext) -> object:
     if not futures:
         return x
     for future in futures:
-        check_here(future, context.thread)
+        check_same_world(future, context.thread)
     copy = copy_tree(x, context.arrays)
     tree = Derived(futures, lambda _: resolve(copy)[0], context, "tree")
     if get_ident() == context.thread:
@@ -217,7 +236,7 @@ def tree_future(x: object, context: RankContext) -> object:
 
 
 def check_tree(operation: CollectiveFuture[Any]) -> None:
-    """Raise `UsageError` if an operation has arguments that are for single arrays."""
+    """Raise `UsageError` if an operation on a tree has arguments that only work with a single array."""
     if operation.out is not None or operation.arguments.counts is not None:
         raise UsageError("x: a list or dict of arrays takes neither out= nor counts=; leave them out")
     if operation.arguments.shared:

@@ -1,9 +1,10 @@
-"""Trees of arrays (lists, tuples, dicts) in one call: their arrays travel as one, and come back as a tree."""
+"""Trees of arrays (lists, tuples, dicts) in one call: the arrays are packed into one, and unpacked into a tree."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from math import prod
 from typing import Any, cast
 
@@ -13,24 +14,24 @@ from ..collectives.kinds import Collective, Shape, check_input, result_shape
 from ..collectives.reduce import Array
 from ..errors import OverlapError, UsageError
 from .context import Arrays
-from .forms import Absent, parse_form, text_of
+from .forms import Absent, is_cut, parse_form, text_of
 from .future import Future
 from .memory.foreign import as_input
 
 _FORMS = (list, tuple, dict)
-_LENGTH_BYTES = 8  # length of a form, before it in a message
+_LENGTH_BYTES = 8  # bytes of the number that stands before a form in a message: the length of the form
 _ALIGNED_BYTES = 16  # alignment of the arrays in a message: that of the widest dtype
 
 
 def is_tree(x: object) -> bool:
-    """Whether it is a dict, or a list or tuple that holds arrays at any depth; numbers in lists are one array."""
+    """Whether `x` is a dict, or a list or tuple with arrays or futures at any depth; a list of numbers is an array."""
     if isinstance(x, dict):
         return True
     return isinstance(x, (list, tuple)) and any(map(_holds_arrays, x))
 
 
 def _holds_arrays(item: object) -> bool:
-    """Whether an item is an array, a future, or a tree with one."""
+    """Whether an item is an array, a future, or a tree."""
     if isinstance(item, _FORMS):
         return is_tree(item)
     array = isinstance(item, (np.ndarray, Future)) or hasattr(item, "__array__") or hasattr(item, "__dlpack__")
@@ -39,16 +40,21 @@ def _holds_arrays(item: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pack:
-    """Arrays of one tree that travel together."""
+    """Arrays of one tree that travel packed in one array, and what is needed to unpack the result."""
 
-    indices: Sequence[int]  # Indices of the arrays among the leaves of the tree
-    shapes: Sequence[Shape]  # Shapes of their results
-    dtypes: Sequence[np.dtype[np.generic]]  # Their dtypes
-    rows: int  # Blocks of the packed result, each of which holds a block of every array
+    indices: Sequence[int]  # Index of each array among the leaves of the tree
+    shapes: Sequence[Shape]  # Shape of each array's result
+    dtypes: Sequence[np.dtype[np.generic]]  # Dtype of each array
+    rows: int  # Number of blocks of the packed result; each contains one block of every array
     packed: Array  # The array that travels
 
     def results(self, packed: Array | None, arrays: Arrays) -> Iterator[tuple[int, Array | None]]:
-        """Yield the index and the value of each array in a packed result; None where this rank gets none."""
+        """Unpack a packed result: yield (index among the leaves, result) for each array.
+
+        Args:
+            packed: The packed result; None: this rank gets none, and each result is None.
+            arrays: Makes new arrays, in a simulation without data.
+        """
         table = None if packed is None or arrays.shapes_only else packed.reshape(self.rows, -1)
         begin = 0
         for index, shape, dtype in zip(self.indices, self.shapes, self.dtypes, strict=True):
@@ -57,13 +63,23 @@ class Pack:
             elif table is None:
                 yield index, arrays.empty(shape, dtype)
             else:
+                # columns of this array in each row, counted in elements of the packed dtype
                 width = prod(shape) * dtype.itemsize // table.dtype.itemsize // self.rows
                 yield index, np.ascontiguousarray(table[:, begin : begin + width]).view(dtype).reshape(shape)
                 begin += width
 
 
-def packs(kind: Collective, leaves: Sequence[Array], size: int, arrays: Arrays) -> list[Pack]:
-    """Return the arrays of a tree packed, as copies: all together if they are only moved, by dtype if they are reduced.
+def pack_leaves(kind: Collective, leaves: Sequence[Array], size: int, arrays: Arrays) -> list[Pack]:
+    """Pack copies of the arrays of a tree: all in one if they are only moved, one for each dtype if they are reduced.
+
+    Args:
+        kind: Kind of the collective.
+        leaves: The arrays, in the order of the tree.
+        size: Number of ranks of the group.
+        arrays: Makes new arrays.
+
+    Returns:
+        A pack, or one for each dtype in the order of its first array.
 
     Raises:
         UsageError: If an array cannot be cut into the blocks of the ranks.
@@ -73,25 +89,35 @@ def packs(kind: Collective, leaves: Sequence[Array], size: int, arrays: Arrays) 
     alike: dict[object, list[int]] = {}
     for index, leaf in enumerate(leaves):
         alike.setdefault(leaf.dtype if kind.traits.reduces else None, []).append(index)
-    return [
-        _pack_arrays(kind, indices, [leaves[index] for index in indices], size, arrays) for indices in alike.values()
-    ]
+    return [_pack_arrays(kind, indices, leaves, size, arrays) for indices in alike.values()]
 
 
 def packed_type(leaves: Sequence[Array | Absent]) -> tuple[np.dtype[np.generic], int]:
-    """Return the dtype of arrays packed in one, which is that of all or bytes, and its number of elements."""
+    """Return dtype and number of elements of the array that packs others: their common dtype, or else bytes (uint8).
+
+    Two float32 arrays of 3 and 5 elements give (float32, 8); 3 float32 and 1 int64 give (uint8, 20).
+    """
     dtypes = {leaf.dtype for leaf in leaves}
     dtype: np.dtype[np.generic] = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.uint8)
     return dtype, sum(prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves) // dtype.itemsize
 
 
-def _pack_arrays(kind: Collective, indices: list[int], leaves: list[Array], size: int, arrays: Arrays) -> Pack:
-    """Return the arrays of one dtype as a single one, block after block of each rank."""
+def _pack_arrays(kind: Collective, indices: Sequence[int], leaves: Sequence[Array], size: int, arrays: Arrays) -> Pack:
+    """Pack some leaves of a tree into one array. For a kind that scatters, all blocks for rank 0 come first.
+
+    Args:
+        kind: Kind of the collective.
+        indices: Indices of the leaves to pack.
+        leaves: All leaves of the tree.
+        size: Number of ranks of the group.
+        arrays: Makes new arrays.
+    """
+    leaves = [leaves[index] for index in indices]
     blocks, (dtype, elements) = size if kind.traits.scatters else 1, packed_type(leaves)
     width = elements // blocks
     packed = arrays.empty((blocks * width,), dtype)
     if not arrays.shapes_only:
-        _copy_into(packed.reshape(blocks, width), leaves)
+        _pack_blocks(packed.reshape(blocks, width), leaves)
     return Pack(
         indices=indices,
         shapes=[result_shape(kind, leaf.shape, size) for leaf in leaves],
@@ -101,8 +127,11 @@ def _pack_arrays(kind: Collective, indices: list[int], leaves: list[Array], size
     )
 
 
-def _copy_into(table: Array, leaves: Sequence[Array]) -> None:
-    """Copy arrays into the rows of a table, side by side: block r of each array into row r."""
+def _pack_blocks(table: Array, leaves: Sequence[Array]) -> None:
+    """Copy arrays into the rows of a table: each is cut into as many blocks, and row r gets block r of all, in order.
+
+    In two rows, [1, 2] and [3, 4, 5, 6] become [[1, 3, 4], [2, 5, 6]].
+    """
     begin = 0
     for leaf in leaves:
         flat = np.ascontiguousarray(leaf).reshape(table.shape[0], -1).view(table.dtype)
@@ -111,23 +140,30 @@ def _copy_into(table: Array, leaves: Sequence[Array]) -> None:
 
 
 def message_of(tree: object, arrays: Arrays) -> tuple[Array, Array, str]:
-    """Return the message with the arrays of a tree, as `make_message` does, and the form of the tree.
+    """Make the message that sends a tree.
+
+    Returns:
+        The message; the part of it with the packed arrays; the form of the tree.
 
     Raises:
-        UsageError: If it is empty, or cannot travel.
+        UsageError: If the tree is empty, or cannot be sent.
     """
     leaves = arrays_of(tree)
     form = text_of(tree, leaves)
     message, data = make_message(form, leaves, arrays)
     if not arrays.shapes_only:
-        _copy_into(data.reshape(1, -1), leaves)
+        _pack_blocks(data.reshape(1, -1), leaves)
     return message, data, form
 
 
 def make_message(form: str, leaves: Sequence[Array], arrays: Arrays) -> tuple[Array, Array]:
-    """Return memory for the message of a tree, which begins with the form of the tree, and its part for the arrays.
+    """Make the message of a tree, without the data of the arrays.
 
-    The form has its length before it, and zeros after it up to the alignment of the arrays.
+    It begins with 8 bytes for the length of the form, the form, and zeros up to a multiple of 16 bytes; then there is
+    room for the packed arrays. In a simulation without data it is that room alone.
+
+    Returns:
+        The message; the part of it for the packed arrays.
     """
     dtype, elements = packed_type(leaves)
     if arrays.shapes_only:
@@ -142,23 +178,32 @@ def make_message(form: str, leaves: Sequence[Array], arrays: Arrays) -> tuple[Ar
 
 
 def read_message(message: Array) -> tuple[str, Array]:
-    """Return the form of a tree in a message, and the memory of the arrays, as bytes."""
+    """Split the message of a tree: return the form, and the packed arrays as bytes. Neither is checked."""
     length = int.from_bytes(message[:_LENGTH_BYTES].tobytes(), "little")
     text = message[_LENGTH_BYTES : _LENGTH_BYTES + length].tobytes()
     return text.decode(errors="replace"), message[_data_offset(length) :]
 
 
 def _data_offset(form_bytes: int) -> int:
-    """Return the offset of the arrays in the message of a tree."""
+    """Return the offset in bytes of the arrays in the message of a tree, whose form has that many bytes."""
     return -(-(_LENGTH_BYTES + form_bytes) // _ALIGNED_BYTES) * _ALIGNED_BYTES
 
 
 def make_unpacker(tree: object, packed: Sequence[Pack], arrays: Arrays) -> Callable[[list[Any]], object]:
-    """Return a function that makes a tree of results, in the form of a tree, from packed results."""
+    """Return a function that turns packed results into a tree like `tree`.
 
-    form = _form(tree)
+    Args:
+        tree: The tree; its leaves do not matter.
+        packed: The packs of the tree's arrays.
+        arrays: Makes new arrays.
+
+    Returns:
+        Function of a list with one packed result for each pack. It returns None on a rank that gets no result.
+    """
+    form = fill_tree(tree, repeat(None))  # a copy without the arrays, which would live as long as the function
 
     def make(results: list[Any]) -> object:
+        """Return the tree of the results, or None if this rank gets none."""
         values: dict[int, Array | None] = {}
         for pack, result in zip(packed, results, strict=True):
             values.update(pack.results(result, arrays))
@@ -169,25 +214,42 @@ def make_unpacker(tree: object, packed: Sequence[Pack], arrays: Arrays) -> Calla
     return make
 
 
-def unpacked_as(kind: Collective, form: str, size: int, arrays: Arrays) -> Callable[[list[Any]], object]:
-    """Return a function that makes a tree of the result on a rank that has passed none, from the form of the root's
-    tree.
+def unpacker_for_form(
+    kind: Collective, form: str, size: int, arrays: Arrays, root: str
+) -> Callable[[list[Any]], object]:  # fmt: skip
+    """Return a function that turns the packed result into a tree like the root's, on a rank that has passed no tree.
+
+    Args:
+        kind: The collective.
+        form: Form of the root's tree, made by `comparable_form`.
+        size: Number of ranks of the group.
+        arrays: Makes new arrays.
+        root: The root and its operation, for errors.
 
     Raises:
-        UsageError: If the form is not known: the tree is too large, or has keys of classes that do not travel.
+        UsageError: If the form cannot be read: the tree is too large, or has keys of classes that cannot be sent.
     """
     try:
         tree = parse_form(form)
     except OverlapError as error:
+        reason = "has keys other than texts, integers and tuples of these"
+        if is_cut(form):
+            reason = "has too many arrays for its keys and shapes to come in a message"
         raise UsageError(
-            "x: the form of the root's tree is too large for a message, or has keys other than texts, integers and "
-            "tuples of these; pass a tree of that form on all ranks"
+            f"x: the tree of {root}, {reason}: {form:.60} ...; pass a tree like the root's on all ranks"
         ) from error
     return unpacker_of(tree, kind, size, arrays)
 
 
 def unpacker_of(tree: object, kind: Collective, size: int, arrays: Arrays) -> Callable[[list[Any]], object]:
-    """Return a function that makes a tree of one packed result; `tree` has an `Absent` for each input."""
+    """Return a function that turns one packed result, in a list, into a tree; see `make_unpacker`.
+
+    Args:
+        tree: The tree, with an `Absent` in place of each input array.
+        kind: Kind of the collective, or P2P for a message.
+        size: Number of ranks of the group; 2 for a message.
+        arrays: Makes new arrays.
+    """
     leaves = cast("list[Absent]", leaves_of(tree))
     shapes, dtypes = [result_shape(kind, leaf.shape, size) for leaf in leaves], [leaf.dtype for leaf in leaves]
     pack = Pack(
@@ -197,22 +259,22 @@ def unpacker_of(tree: object, kind: Collective, size: int, arrays: Arrays) -> Ca
 
 
 def arrays_of(tree: object) -> list[Array]:
-    """Return the leaves of a tree as arrays; each is an array, exports its memory, or is a number.
+    """Return the leaves of a tree as arrays. A leaf is an array, a number, or an object with memory for numpy.
 
     Raises:
-        UsageError: If there is none, or one is no array.
+        UsageError: If there is no leaf, or one is none of these.
     """
-    leaves = [leaf if type(leaf) is np.ndarray else as_input(leaf) for leaf in _leaves(tree)]
+    leaves = [leaf if type(leaf) is np.ndarray else as_input(leaf) for leaf in leaves_of(tree)]
     if not leaves:
         raise UsageError("x: there is no array in it; expected an array, or lists and dicts of arrays")
     return leaves
 
 
 def copy_tree(tree: object, arrays: Arrays) -> object:
-    """Return a tree with copies of its arrays; its futures and numbers as they are.
+    """Return a copy of a tree with copies of its arrays; futures and numbers stay as they are.
 
     Raises:
-        UsageError: If a leaf can be no array.
+        UsageError: If a leaf is neither a future nor can become an array.
     """
     if isinstance(tree, _FORMS):
         return map_items(tree, lambda item: copy_tree(item, arrays))
@@ -223,12 +285,15 @@ def copy_tree(tree: object, arrays: Arrays) -> object:
 
 
 def leaves_of(tree: object) -> list[object]:
-    """Return the leaves of a tree, in its order."""
-    return list(_leaves(tree))
+    """Return the leaves of a tree in order; anything that is no dict, list or tuple is a leaf."""
+    if not isinstance(tree, _FORMS):
+        return [tree]
+    items = tree.values() if isinstance(tree, dict) else tree
+    return [leaf for item in items for leaf in leaves_of(item)]
 
 
-def fill_tree(tree: object, leaves: Sequence[object]) -> object:
-    """Return a tree of the form of another, with new leaves."""
+def fill_tree(tree: object, leaves: Iterable[object]) -> object:
+    """Return a copy of a tree with other leaves, in order; there must be at least as many as the tree has."""
     rest = iter(leaves)
 
     def fill(item: object) -> object:
@@ -237,29 +302,15 @@ def fill_tree(tree: object, leaves: Sequence[object]) -> object:
     return fill(tree)
 
 
-def _leaves(tree: object) -> Iterator[object]:
-    """Yield the leaves of a tree in order."""
-    if not isinstance(tree, _FORMS):
-        yield tree
-        return
-    for item in tree.values() if isinstance(tree, dict) else tree:
-        yield from _leaves(item)
-
-
 def map_items(tree: object, function: Callable[[object], object]) -> object:
-    """Return a dict, list or tuple with `function` applied to its items; anything else as it is."""
+    """Return a copy of a dict, list or tuple with `function` applied to each item; return anything else as it is."""
     if isinstance(tree, dict):
         return {key: function(item) for key, item in tree.items()}
     return sequence_like(tree, [function(item) for item in tree]) if isinstance(tree, (list, tuple)) else tree
 
 
-def _form(tree: object) -> object:
-    """Return the tree without its arrays, which need not live on for its form."""
-    return map_items(tree, _form) if isinstance(tree, _FORMS) else None
-
-
 def sequence_like(form: object, items: list[object]) -> object:
-    """Return items as a list, tuple or named tuple, as `form` is one."""
-    if isinstance(form, tuple) and hasattr(form, "_fields"):  # a named tuple takes its fields
+    """Return items in a list, tuple or named tuple, of the type that `form` has."""
+    if isinstance(form, tuple) and hasattr(form, "_fields"):  # a named tuple is made from one argument for each field
         return cast("Callable[..., object]", type(form))(*items)
     return tuple(items) if isinstance(form, tuple) else items

@@ -1,4 +1,4 @@
-"""Private parts of Trio: every use of a name that a new version of Trio may change.
+"""Private parts of Trio: every use of a name that a new version of Trio may change, and what fails without it.
 
 ==================================================  ==================================================================
 name                                                without it
@@ -11,7 +11,7 @@ local variables of Trio's frames                    an error that cannot be show
 `Task._cancel_status`                               a deadlock is reported, and not ended before `--stall-timeout`
 ==================================================  ==================================================================
 
-`tests/runtime/test_trio_private.py` takes each of them away.
+`tests/runtime/test_trio_private.py` removes each of them.
 """
 
 from __future__ import annotations
@@ -36,14 +36,16 @@ _STATUS = "_cancel_status"
 
 @contextmanager
 def task_order(order: Random) -> Iterator[None]:
-    """Let an object shuffle tasks that are ready at once; Trio has a switch for that, intended for Hypothesis.
+    """Let the random numbers of `order` decide, while the block runs, in which order tasks run that are ready together.
+
+    Trio has a switch for that, intended for Hypothesis.
 
     Raises:
         UsageError: If this version of Trio has no switch.
     """
     scheduler = _scheduler()
     if not (hasattr(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING") and hasattr(scheduler, "_r")):
-        raise UsageError(f"faults: the order of tasks cannot be chosen in Trio {trio.__version__}")
+        raise UsageError(f"faults: the order of tasks cannot be chosen in Trio {trio.__version__}; try another version")
     before = scheduler._ALLOW_DETERMINISTIC_SCHEDULING, scheduler._r
     scheduler._ALLOW_DETERMINISTIC_SCHEDULING, scheduler._r = True, order
     try:
@@ -53,12 +55,15 @@ def task_order(order: Random) -> Iterator[None]:
 
 
 def _scheduler() -> Any:
-    """Return Trio's module of the event loop; None if it has another name."""
+    """Return the module of Trio that contains the event loop, or None if it has another name."""
     return getattr(getattr(trio, "_core", None), "_run", None)
 
 
 def failed_task(internal: trio.TrioInternalError) -> tuple[Task | None, BaseException | None]:
-    """Return the task that ended with an event loop's death, and its error; None for each that is not found."""
+    """Return the task at whose end the event loop has died, and the task's error; each is None if it is not found.
+
+    Both are searched among the local variables of Trio's frames in the traceback of the loop's error.
+    """
     task: Task | None = None
     error: BaseException | None = None
     cause = internal.__cause__
@@ -71,7 +76,10 @@ def failed_task(internal: trio.TrioInternalError) -> tuple[Task | None, BaseExce
 
 
 def may_time_out(task: Task, nursery: trio.Nursery) -> bool:
-    """Whether a cancel scope of a task, below a nursery around it, has a deadline; True if that is not known."""
+    """Whether a cancel scope that a task has entered inside a nursery has a deadline, which may cancel the task.
+
+    True if that is unknown.
+    """
     status, around = getattr(task, _STATUS, None), getattr(nursery, _STATUS, None)
     if status is None or around is None:
         return True
@@ -79,17 +87,17 @@ def may_time_out(task: Task, nursery: trio.Nursery) -> bool:
 
 
 def joins_children(code: CodeType) -> bool:
-    """Whether a frame of Trio belongs to a nursery that waits for its children."""
+    """Whether the code of a frame of Trio is that in which a nursery waits for its children."""
     return code.co_name in _JOINING
 
 
 def is_loop(code: CodeType) -> bool:
-    """Whether a frame of Trio is that of the event loop, which runs tasks and callbacks, or waits for the system."""
+    """Whether the code of a frame of Trio is that of the event loop, which runs tasks and callbacks."""
     return code in (trio.run.__code__, getattr(getattr(_scheduler(), "unrolled_run", None), "__code__", None))
 
 
 def deliver_interrupt() -> bool:
-    """Let the event loop of this thread interrupt its main task; return whether this version of Trio can."""
+    """Let this thread's event loop raise KeyboardInterrupt in its main task. Return False if Trio lacks the call."""
     context = getattr(_scheduler(), "GLOBAL_RUN_CONTEXT", None)
     deliver = getattr(getattr(context, "runner", None), "deliver_ki", None)
     if deliver is not None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
+from math import inf
 from threading import get_ident
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,7 +15,7 @@ import trio
 from transports import LinkLostError, Transport, TransportError
 
 from ..diagnostics import find_origin, is_interrupt, make_presentable, split_stops, unwrap_single_error, where
-from ..errors import PeerError, RemoteError, StallError, in_one_line, text_of, type_name
+from ..errors import PeerError, RemoteError, in_one_line, text_of, type_name
 from ..flight.recorder import SpansOnly, Writer
 from ..hints import find_hint
 from ..timeline.recording import KeptSteps, Recorder
@@ -23,15 +24,17 @@ from .backend import Backend, RealBackend
 from .blame.loop import place_in
 from .blame.reports import LocalRank, Reports, call_program, world_watch
 from .blame.stall import StallLimits
-from .checking import check_inputs
+from .checking import install_input_checks
 from .communicators import Communicators
 from .compute import STARVED_SHARE, ComputeStreams
 from .context import RankContext
 from .daemons import DaemonWatch
-from .ending import RANK, WorldEnding, ending_forks, registered_for_forks, stop_loop
+from .ending import WorldEnding, WorldPhase
 from .epoch import Epoch
-from .event_loop import InTurn
+from .event_loop import RANK, InTurn
 from .failure import Failure
+from .forks import ending_forks, registered_for_forks, stop_loop
+from .future import keeps_thread
 from .group import GroupRules
 from .handover import Handover
 from .interceptor import Interceptor
@@ -39,7 +42,7 @@ from .interpreter import tuned_interpreter
 from .interrupts import calls_program, deferring_interrupts
 from .memory.buffer_locks import UNFINISHED, BufferLocks, explain
 from .message import pending_sends
-from .outstanding import IssuedFuture, Outstanding
+from .outstanding import Outstanding
 from .rank import Rank
 from .task import TaskFuture
 
@@ -50,8 +53,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Period of the checks whether messages have been received.
-_RECEIVED_S = 1e-3
+# Periods of the checks whether messages have been received, and, once a world ends, whether threads wait.
+_RECEIVED_S, _THREADS_S = 1e-3, 0.1
+# Ends in the metadata of a timeline.
+_ENDED = {WorldPhase.STOPPED: "was stopped", WorldPhase.FAILED: "failed"}
 # Errors that end a program from outside; other errors are its own failures.
 _STOPS = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
 
@@ -59,30 +64,28 @@ _STOPS = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
 class World:
     """The ranks of this process with all that they share: communicators, engine, and end.
 
-    They are the ranks of the transport, or `ranks` of them.
-
     Args:
+        size: Ranks in the world.
         cluster: Where the ranks run.
+        transport: Carries bytes between ranks.
         algorithm: Algorithm of all collectives; None: chosen for each.
         others: The other processes; None if there are none.
-        check: `nan` to check what is sent.
-        flight: Writes the flight record; None: there is none.
+        backend: Clock, compute threads and engine of the world; None: those of real time.
+        ranks: World ranks that run here; None: those of the transport.
+        check: `nan` to check sent data for NaN and infinities; None: nothing is checked.
+        flight: Writes the flight record; None: there is no flight record.
         restart: Number of restarts before this attempt.
         state_dir: Folder of saved states.
-        limits: When a rank that waits is reported, and when it ends the world.
+        limits: Times after which a waiting rank is reported, and after which it ends the world.
         steps: Steps whose spans are recorded.
-        epochs: Epoch of each rank under `--survive`.
+        epochs: Epoch of each rank here under `--survive`, in ascending order of the ranks; else empty.
 
     Attributes:
         size: Ranks in the world.
         local: World ranks of this process.
-        backend: Its clock, compute threads and engine.
-        ending: The first failure, and what follows from it.
+        backend: Clock, compute threads and engine of the world.
+        ending: Phase of the world, and its verdict.
     """
-
-    size: int
-    backend: Backend
-    ending: WorldEnding
 
     def __init__(
         self,
@@ -102,8 +105,10 @@ class World:
         steps: KeptSteps | None = None,
         epochs: Sequence[Epoch] = (),
     ) -> None:
-        self.size, self.backend, self.ending = size, backend or RealBackend(), WorldEnding()
-        self._daemon_watch = DaemonWatch(self._failure)
+        self.size = size
+        self.backend: Backend = backend or RealBackend()
+        self.ending: WorldEnding = WorldEnding()
+        self._daemon_watch = DaemonWatch(self._world_error)
         local = transport.ranks if ranks is None else ranks
         self.local: frozenset[int] = frozenset(local)
         self._token = trio.lowlevel.current_trio_token()
@@ -114,23 +119,24 @@ class World:
         )
         self.communicators.later = self.backend.later(self._handover)
         if check is not None:
-            self.communicators.use(check_inputs(self.communicators.intercept or Interceptor()))
+            self.communicators.use(install_input_checks(self.communicators.intercept or Interceptor()))
         self._cluster, self._processes, self._flight = cluster, others, flight
-        self._survival, self._steps = (restart, state_dir, dict(zip(sorted(local), epochs, strict=bool(epochs)))), steps
+        self._restart, self._state_dir, self._steps = restart, state_dir, steps
+        self._epochs = dict(zip(sorted(local), epochs, strict=bool(epochs)))
         self._rules, self._in_turn = GroupRules(cluster), InTurn()
-        self._scope = trio.CancelScope()
+        self._scope, self._all_closed = trio.CancelScope(), trio.Event()
+        self._open = set(local)  # ranks that are not closed
         self.described: dict[str, str] = {}  # further entries in the metadata of its timeline
-        self._reason = ""  # reason of the stop
-        self._timed_out: float | None = None  # the time limit, if it stopped the world
         self._limits = limits or StallLimits()
         self._locks = BufferLocks()
         everybody = tuple(range(size))  # one object: thousands of ranks would have one of thousands each
-        self._members: list[LocalRank] = []
+        self._members: list[LocalRank] = []  # which each of them has
+        # added to that list, and not in a new one: each member keeps a reference to it
         self._members += [self._make_member(rank, everybody) for rank in local]
         self.reports: Reports = Reports(self._members, self.backend, others)
 
     def _make_member(self, rank: int, everybody: tuple[int, ...]) -> LocalRank:
-        """Return a rank with its context, its streams and its reports."""
+        """Return a rank with its context, its streams and its reports; `everybody` has all world ranks."""
         recorder = Recorder(rank, steps=self._steps)
         context = RankContext(
             rank=rank,
@@ -146,26 +152,30 @@ class World:
             pause=self.backend.pause,
             flight=self._flight.rank(rank, recorder) if self._flight is not None else SpansOnly(recorder.append),
         )
-        place = divmod(rank, self._cluster.ranks_per_node or self.size)
+        node, local_rank = divmod(rank, self._cluster.ranks_per_node or self.size)
         compute = ComputeStreams(partial(self.backend.compute_stream, context))
-        restart, state_dir, epochs = self._survival
         rank_object = Rank(
-            context, self.backend, compute, self, everybody=everybody, place=place, recorder=recorder, restart=restart,
-            state_dir=state_dir, epoch=epochs.get(rank),
+            context, self.backend, compute, self, everybody=everybody, node=node, local_rank=local_rank,
+            recorder=recorder, restart=self._restart, state_dir=self._state_dir, epoch=self._epochs.get(rank),
         )  # fmt: skip
         return LocalRank(rank_object, context, compute, self._members, self.communicators.left)
-
-    def name_state_folder(self, folder: str | None) -> None:
-        """Name the folder of `rank.state`, before the world lives."""
-        for member in self._members:
-            member.rank._state_dir = folder
 
     # -- life --------------------------------------------------------------------------------------------------
 
     async def live(
         self, main: Callable[..., Awaitable[T]], args: tuple[object, ...], timeout_s: float | None
     ) -> list[T]:
-        """Run `main` on every rank to the common end."""
+        """Run `main` on every rank until all have ended, and return the results in the order of the ranks.
+
+        Args:
+            main: The program; it gets its rank and `args`.
+            args: Further arguments.
+            timeout_s: Time after which the world is stopped; None for no limit.
+
+        Raises:
+            RankFailedError: A rank has failed, here or in another process.
+            StallError: The world was stopped, because it got no further or the time was over.
+        """
         results: dict[int, T] = {}
         async with self._processes.attach(self) if self._processes else nullcontext():
             try:
@@ -175,14 +185,19 @@ class World:
                     await self.reports.add_note_to(error)
                 raise
             finally:
-                self.communicators.over = True
-            if self._scope.cancelled_caught and self.ending.failure is None:
-                await self.reports.gather()
-        if self.ending.failure is not None:
-            raise self.ending.rank_failed(self.size, self.communicators.left) from self.ending.failure[1]
-        if self._scope.cancelled_caught:
-            lines, sentence = self.reports.lines(), self.reports.sentence()
-            raise StallError(self._timed_out, lines, reason=self._reason, sentence=sentence)
+                went_on = len(results) == len(self._members) and not self._scope.cancelled_caught
+                if went_on and self.backend.detects_stalls:  # a program may wait until all tasks are blocked
+                    self.ending.withdraw_stop()
+                self.ending.finish()
+            if (
+                self.ending.phase is WorldPhase.STOPPED
+            ):  # other processes, still attached, report where their ranks wait
+                await self.reports.gather_views()
+        if self.ending.failure is not None:  # of a rank here or elsewhere, perhaps reported while views were gathered
+            raise self.ending.rank_error(self.size, self.communicators.left) from self.ending.failure[1]
+        if self.ending.phase is WorldPhase.STOPPED:
+            lines, sentence = self.reports.lines(self.reports.stopped_views), self.reports.sentence()
+            raise self.ending.stall_error(lines, sentence) from self.ending.raised_after_stop
         return [results[member.context.rank] for member in self._members]
 
     async def _run_ranks(
@@ -192,22 +207,29 @@ class World:
         timeout_s: float | None,
         results: dict[int, T],
     ) -> None:
-        """Run all ranks to their common end, within the time limit; results go to `results`."""
-        with (
-            deferring_interrupts(),
-            registered_for_forks(self),
-            tuned_interpreter(),
-            self._scope,
-            self._watch_for_stalls(),
-        ):
+        """Run all ranks to their common end, within the time limit.
+
+        Args:
+            main: The program.
+            args: Its arguments after the rank.
+            timeout_s: Time limit in seconds of the world's clock; None: none.
+            results: Gets the result of each rank here that finishes, by world rank.
+        """
+        watch = (
+            nullcontext() if self.backend.detects_stalls
+            else world_watch(self._members, self._token, self._limits, self._processes, self.give_up)
+        )  # fmt: skip
+        with deferring_interrupts(), registered_for_forks(self), tuned_interpreter(), self._scope, watch:
             try:
                 async with self._time_limit(timeout_s):
                     async with trio.open_nursery() as nursery:
                         for member in self._members:
                             nursery.start_soon(self._run_rank, member, main, args, results)
+                        if self.backend.cleanup_s:
+                            await self._wait_until_closed(nursery)
                     if self._processes:
                         await self._processes.wait_all_finished()
-                        for error in self.communicators.unraised.values():
+                        for error in self.communicators.unraised.values():  # ranks differed, and none has raised it
                             self.fail(min(self.local), error())
             finally:
                 await self._join_threads()
@@ -219,20 +241,21 @@ class World:
             yield
             return
         async with trio.open_nursery() as nursery:
-            self.backend.limit(timeout_s, partial(self._time_out, timeout_s), nursery)
+            stop = partial(self.stop, f"did not finish within timeout_s={timeout_s:g}", timeout_s)
+            self.backend.limit(timeout_s, stop, nursery)
             yield
             nursery.cancel_scope.cancel()
-
-    def _time_out(self, timeout_s: float) -> None:
-        """Stop the world because the time limit is over."""
-        self._timed_out = None if self._scope.cancel_called else timeout_s
-        self._stop(f"did not finish within timeout_s={timeout_s:g}")
 
     @calls_program
     async def _run_rank(
         self, member: LocalRank, main: Callable[..., Awaitable[T]], args: tuple[object, ...], results: dict[int, T]
     ) -> None:
-        """Run the program of one rank, then wait for its operations and daemons."""
+        """Run the program of one rank, wait for its operations and daemons, and report its end to the world.
+
+        All is in this one coroutine: each wait of the program would resume a further one. An error of the rank is
+        reported, not raised; what ends a program from outside, such as a cancellation, is raised. Arguments: see
+        `_run_ranks`; `member` is the rank.
+        """
         context, intercept = member.context, self.communicators.intercept
         RANK.set((context.rank, self.size))
         try:
@@ -247,6 +270,7 @@ class World:
                                     program() if intercept is None else intercept.live(program, context)
                                 )
                         except BaseException as raised:
+                            # its own error; else it was cancelled because of that failure, which is raised below
                             if context.failure is None or raised is context.failure.error:
                                 raise
                             when_cancelled, stopped = split_stops(raised, stops=_STOPS)
@@ -256,7 +280,8 @@ class World:
                             context.program = None
                             context.end_steps()
                         _raise_unawaited(context, when_cancelled)
-                    await context.outstanding.drain(_is_program_task)
+                    # the tasks of the program end before the daemons
+                    await context.outstanding.drain(lambda each: isinstance(each, TaskFuture) and not each.daemon)
                     await self._daemon_watch.end_daemons(context.outstanding)
                     await context.outstanding.drain()
                 except BaseException as raised:  # in the open nursery: unfinished operations may need a task
@@ -270,7 +295,7 @@ class World:
             if failed is None:
                 raise
             cause = unwrap_single_error(failed)
-            if self._processes and self._is_consequence(context.rank, cause):
+            if self._processes and self._is_consequence(context.rank, cause):  # a report may name another culprit
                 await self._processes.wait_for_culprit()
             self.fail(context.rank, cause)
             if stopped is not None:
@@ -279,45 +304,60 @@ class World:
             if self._processes:
                 self._processes.send_left(context.rank)
             self.communicators.rank_left(context.rank)
-            context.flight.left()
+            context.flight.record_finished()
 
     async def _end_failed(self, member: LocalRank, raised: BaseException) -> BaseException:
-        """End the operations and daemons of a rank that has failed or is stopped; return its error to show."""
+        """End the operations and daemons of a rank that has failed or is stopped. Return its error to show.
+
+        Args:
+            member: The rank.
+            raised: What its program, or the wait for its operations, has raised. It is returned, with notes, unless it
+                cannot be shown.
+        """
         context, error = member.context, make_presentable(raised)
         if hint := find_hint(error):
             error.add_note(hint)
         explain(unwrap_single_error(error), list(context.outstanding.operations), UNFINISHED)
-        self._record_views(member, error)
         own, _ = split_stops(error, stops=_STOPS)
+        if own is None:  # the rank has not failed by itself
+            self._record_views({context.rank: place_in(error)})
+        if is_interrupt(error):
+            self.ending.interrupt(context.rank)
         if own is not None and context.failure is None:
             context.failure = Failure(unwrap_single_error(own), seen=True)
         self._abandon(member)
         assert context.nursery is not None
         context.nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
-            await self._daemon_watch.end_daemons(context.outstanding, on_late=partial(self._report_failure, context))
+            await self._daemon_watch.end_daemons(
+                context.outstanding, on_late=partial(self._fail_unless_consequence, context)
+            )
         return error
 
-    def _failure(self) -> BaseException | None:
-        """Return the error of this world; None if no rank has failed."""
-        return self.ending.rank_failed(self.size, self.communicators.left) if self.ending.failure else None
+    def _world_error(self) -> BaseException | None:
+        """Return the error of this world, or None if no rank has failed."""
+        is_failed = self.ending.phase is WorldPhase.FAILED
+        return self.ending.rank_error(self.size, self.communicators.left) if is_failed else None
 
-    def _report_failure(self, context: RankContext) -> None:
-        """Report the failure of a rank that still waits for its daemons, unless another rank is at fault."""
+    def _fail_unless_consequence(self, context: RankContext) -> None:
+        """Fail the world with the failure of a rank, if it has one that is no consequence of another rank's."""
         error = context.failure.error if context.failure else None
         if error is not None and not (self._processes and self._is_consequence(context.rank, error)):
             self.fail(context.rank, error)
 
     async def wait_until_received(self) -> None:
-        """Wait until messages of the ranks here are received, or their receivers receive no more."""
-        announced, shared = False, self.communicators
+        """Wait until messages of the ranks here are received, or their receivers have issued no receives for them."""
+        announced, shared = -1, self.communicators
         shared.closing.update(member.context.rank for member in self._members)
         while sends := [send for member in self._members for send in pending_sends(member.context.outstanding)]:
-            if self._processes and not announced:  # perhaps to a rank that does the same
+            # Ranks that wait here issue nothing more. Other processes learn it once, or two that send to each other
+            # would wait for ever. A receive from any source counts for all senders; they learn it when it has chosen.
+            undecided = sum(len(queue.receives) for queue in shared.inbox.queues.values())
+            if self._processes and announced != undecided:
                 self._processes.send_closing(min(self.local))
-                announced = True
+                announced = undecided
             for send in sends:
-                if send.members[1] in shared.left | shared.closing:
+                if shared.inbox.is_unwanted(send):
                     send.drop()
             await trio.sleep(_RECEIVED_S)
 
@@ -325,17 +365,26 @@ class World:
         """Fail all unfinished operations of a rank, and let it start no others."""
         member.context.closed = True
         member.context.deadlines.stop()
-        member.compute.stop()
-        member.context.outstanding.abandon(member.context.ended)
+        member.context.outstanding.abandon(member.context.end_error)
+        member.compute.stop()  # afterwards: a function that its thread is about to call must have failed then
+        self._open.discard(member.context.rank)
+        if not self._open:
+            self._all_closed.set()
+
+    def _abandon_all(self) -> None:
+        """Abandon all ranks: no one may start an operation while another one's fail."""
+        for member in self._members:
+            member.context.closed = True
+        for member in self._members:
+            self._abandon(member)
 
     async def _join_threads(self) -> None:
         """Fail unfinished operations, wait for running computations, and end all threads."""
         with trio.CancelScope(shield=True):
-            for member in self._members:
-                self._abandon(member)
+            self._abandon_all()
             try:
                 for member in self._members:
-                    await member.computes_ended()
+                    await member.wait_for_computes()
             finally:  # an interrupt may end the wait
                 await self._engine.aclose()
                 self.backend.close()
@@ -343,35 +392,41 @@ class World:
     # -- failure -----------------------------------------------------------------------------------------------
 
     def fail(self, rank: int, error: BaseException) -> None:
-        """Record the error of a rank; the first culprit ends the world."""
+        """Record the error of a rank here; the first culprit ends the world.
+
+        The culprit may be another rank, if the error names one. Later errors are recorded if they are no consequences.
+        What a stop of the world has caused is no failure: `live` raises the stop itself.
+        """
         culprit, cause = find_origin(rank, error)
+        if self.ending.absorbs(cause):
+            return
         doing = self.reports.doing(culprit)
-        if self.ending.failure is None:
-            self._end_by_culprit(culprit, cause, doing, spared=rank)
+        if self.end_by_culprit(culprit, cause, doing):
             if self._processes:  # after it is recorded: the report may fail as well
                 self._processes.send_failure(culprit, cause, doing)
-        elif not isinstance(error, (PeerError, TransportError)) and culprit != self.ending.failure[0]:
+        elif self.ending.phase is WorldPhase.FAILED and not isinstance(error, (PeerError, TransportError)):
             # broken wires after it are the first signs of a process's end, and no failures of their own
-            self.ending.add(culprit, cause, doing, self.backend.now_ns() if self.backend.name == "virtual" else None)
+            self.ending.add_failure(culprit, cause, doing, self.backend.now_ns())
 
-    def fail_elsewhere(self, culprit: int, cause: BaseException, doing: list[str]) -> None:
-        """End the world because of a rank of another process, which failed or was lost."""
-        if self.ending.failure is None:
-            self._end_by_culprit(culprit, cause, doing)
+    def end_by_culprit(self, culprit: int, cause: BaseException, doing: list[str]) -> bool:
+        """End the world because of a rank's error: abandon all operations here, and cancel all ranks.
 
-    def _end_by_culprit(
-        self, culprit: int, cause: BaseException, doing: list[str], *, spared: int | None = None
-    ) -> None:
-        """End the world because of one rank's error: abandon its operations, and cancel all ranks."""
-        self.ending.begin(culprit, cause, doing, self.backend.now_ns())
+        Args:
+            culprit: World rank that failed, here or in another process, or that was lost.
+            cause: Its error.
+            doing: Unfinished operations of the rank, as text.
+
+        Returns:
+            False if the world has a culprit already, or is over; then nothing happens.
+        """
+        if not self.ending.fail(culprit, cause, doing, self.backend.now_ns()):
+            return False
         if self._flight is not None:
             here = culprit in self.local and not isinstance(cause, (PeerError, RemoteError, TransportError))
             self._flight.end("failed", rank=culprit, line=f"{in_one_line(cause)}{where(cause)}", began_here=here)
-        for member in self._members:
-            member.context.closed = True
-            if member.context.rank != spared:
-                self._abandon(member)
+        self._abandon_all()
         self._scope.cancel(reason=f"rank {culprit} failed: {in_one_line(cause)}")
+        return True
 
     def _is_consequence(self, rank: int, error: BaseException) -> bool:
         """Whether an error looks like the consequence of an error in another process, whose report is on its way."""
@@ -379,28 +434,29 @@ class World:
         evident = isinstance(cause, LinkLostError) and cause.evident
         return culprit not in self.local or (isinstance(cause, TransportError) and not evident)
 
-    def forked(self) -> None:
+    def on_fork(self) -> None:
         """Fail the waits of threads in a fork of this process, where no task runs any more."""
         self.ending.fork(min(self.local))
         for member in self._members:
             member.context.closed = True
-            member.context.outstanding.forsake(self.ending.peer_failed)
+            member.context.outstanding.settle_all(self.ending.peer_error)
         if any(member.context.thread == get_ident() for member in self._members):
-            stop_loop(self.ending.peer_failed)
+            stop_loop(self.ending.peer_error)
 
     def let_threads_in(self) -> None:
-        """Let threads issue and end small operations without waking the sleeping loop; on the loop's thread."""
+        """Let threads issue and end small operations without waking the sleeping loop.
+
+        Only the loop's thread may call this.
+        """
         self._handover.let_threads_in(self._fail_interrupted)
 
     def _fail_interrupted(self, error: BaseException) -> None:
         """End the world because Ctrl-C interrupted a thread in the loop's place."""
-        member = self._members[0]
         text = text_of(error) or "it came in the midst of an operation"
-        self.fail(member.context.rank, RemoteError(type_name(error), text))
-        self._abandon(member)
+        self.fail(min(self.local), RemoteError(type_name(error), text))
 
-    def runs_elsewhere(self, place: Callable[[], str]) -> None:
-        """Record that the programs of the ranks here run in another thread.
+    def locate_programs_by(self, place: Callable[[], str]) -> None:
+        """Let `place` find the line of the programs of the ranks here, because they run in another thread.
 
         That thread may issue an operation at any time: the world is not given up as hopeless before it closes.
 
@@ -408,49 +464,88 @@ class World:
             place: Returns the place of the programs, as "file:line".
         """
         for member in self._members:
-            member.context.elsewhere = place
+            member.context.program_line = place
 
-    def deadlock(self) -> None:
-        """End the world because every rank is blocked and nothing is due; only in virtual time."""
-        self._stop("cannot finish: every rank is blocked, and nothing is due")
+    def end_deadlocked(self) -> None:
+        """End the world because every rank is blocked and nothing is due. That is known in virtual time."""
+        self.stop("cannot finish: every rank is blocked, and nothing is due")
 
     def give_up(self, quiet_s: float) -> None:
         """End the world because nothing has moved for `quiet_s`."""
-        self._stop(f"made no progress for {quiet_s:g} s, and is given up")
+        self.stop(f"made no progress for {quiet_s:g} s, and is given up")
 
-    def stopped_elsewhere(self, reason: str) -> None:
-        """End the world for the reason that another process has reported."""
-        self._stop(reason)
+    def stop(self, reason: str, timeout_s: float | None = None) -> None:
+        """End the world for a reason that is no rank's error, such as a stall, here or in another process.
 
-    def _stop(self, reason: str) -> None:
-        """End the world for a reason that is no rank's error, such as a stall."""
-        if self._scope.cancel_called or self._fail_with_unseen_error():
+        Args:
+            reason: The reason, after the words "the world".
+            timeout_s: The time limit in seconds if it is the reason.
+        """
+        if not self.ending.can_stop or self._fail_with_unseen_error():
             return
-        self._reason = reason
-        self.reports.take_stock()
+        self.ending.stop(reason, timeout_s)
+        self.reports.record_views()
         if self._flight is not None:  # before the ranks are stopped: what ends later was unfinished
             self._flight.end("stalled", rank=None, line=f"StallError: the world {reason}", began_here=True)
         if self._processes:
-            self._processes.send_views(self.reports.stood, reason)
+            self._processes.send_views(self.reports.stopped_views, reason)
         self._scope.cancel(reason=f"the world {reason}")
+        if not self.backend.cleanup_s:
+            self._abandon_all()
+
+    async def _wait_until_closed(self, nursery: trio.Nursery) -> None:
+        """Wait until all ranks here are closed, also those that a stop, Ctrl-C or the caller ends.
+
+        Their programs may use the world to clean up: after a stop for `Backend.cleanup_s`, then they are abandoned.
+        An operation for which a thread waits fails at once, for no cancellation ends that wait.
+
+        Args:
+            nursery: Runs the ranks; this is called in its block.
+        """
+        try:
+            await self._all_closed.wait()
+        except (trio.Cancelled, KeyboardInterrupt):
+            self._record_views({})
+            self.ending.interrupt(-1)
+            nursery.cancel_scope.cancel()
+            over_s = inf
+            try:
+                while self._open:
+                    now_s = trio.current_time()
+                    if self.ending.phase is WorldPhase.STOPPED:
+                        over_s = min(over_s, now_s + self.backend.cleanup_s)
+                    if now_s >= over_s:
+                        self._abandon_all()
+                    for context in (member.context for member in self._members):
+                        for operation in reversed(list(context.outstanding.operations)):
+                            if keeps_thread(operation):
+                                operation.abandon(context.end_error())
+                    with trio.move_on_after(_THREADS_S, shield=True):
+                        await self._all_closed.wait()
+            finally:  # at a second Ctrl-C
+                self._abandon_all()
+            raise
 
     def _fail_with_unseen_error(self) -> bool:
-        """End the world with an error that no task has received, the cause of the stop; False if there is none."""
+        """End the world with an error that no task has received. Return whether that has ended it."""
         for context in (member.context for member in self._members):
-            unseen = context.outstanding.unseen
-            if unseen is not None and self.ending.failure is None:
+            if (unseen := context.outstanding.unseen) is not None:
                 unseen.mark_seen()
                 self.fail(context.rank, unseen.error)
-                return True
+                if self.ending.phase is WorldPhase.FAILED:
+                    return True
         return False
 
-    def _record_views(self, member: LocalRank, error: BaseException) -> None:
-        """Record what each rank does when the first rank stops, and report that before any wait."""
-        if self.reports.stood or self.ending.failure is not None or split_stops(error, stops=_STOPS)[0] is not None:
-            return
-        self.reports.stood = self.reports.views({member.context.rank: place_in(error)})
-        if self._processes:
-            self._processes.send_views(self.reports.stood, "")
+    def _record_views(self, places: Mapping[int, str]) -> None:
+        """Record what each rank does when the first one stops, unless a culprit is known; report it before any wait.
+
+        Args:
+            places: Lines of programs that are being unwound, by rank.
+        """
+        if not self.reports.stopped_views and self.ending.failure is None:
+            self.reports.stopped_views = self.reports.views(places)
+            if self._processes:
+                self._processes.send_views(self.reports.stopped_views, "")
 
     def end_by_signal(self, signal_name: str) -> None:
         """Report to the other processes that a signal ends this one."""
@@ -460,14 +555,8 @@ class World:
                 rank, RemoteError(signal_name, "a signal ended its process"), self.reports.doing(rank)
             )
 
-    def _watch_for_stalls(self) -> AbstractContextManager[object]:
-        """Watch for stalls for the length of a ``with``; in virtual time the kernel sees them at once."""
-        if self.backend.name == "virtual":
-            return nullcontext()
-        return world_watch(self._members, self._token, self._limits, self._processes, self.give_up)
-
     def record_wire_event(self, line: str) -> None:
-        """Add an event of the connections to the timeline of the first rank here."""
+        """Add an event of the connections, described by `line`, to the timeline of the first rank here, as of now."""
         now_ns = self.backend.now_ns()
         self._members[0].context.record(("wires", "wires", line, now_ns, now_ns, None))
 
@@ -483,10 +572,11 @@ class World:
 
     def facts(self) -> dict[str, str]:
         """Return facts about the run for its timeline."""
-        meta = {"script": sys.argv[0], "cluster": _machine_name(self._cluster)} | self.backend.meta()
-        meta |= self.described
-        if self.ending.failure is not None or self._scope.cancel_called:
-            meta[ENDED] = "failed" if self.ending.failure is not None else "was stopped"
+        cluster = self._cluster  # named as `topology.cluster` makes it again
+        lnc = f" lnc={cluster.lnc}" if len(cluster.machine.chip.lnc) > 1 else ""
+        meta = {"script": sys.argv[0], "cluster": f"{cluster.name}{lnc}", **self.backend.meta(), **self.described}
+        if ended := _ENDED.get(self.ending.phase):
+            meta[ENDED] = ended
         starved = {member.rank.rank: member.compute.starved_share for member in self._members}
         if shares := " ".join(f"{rank}:{share:.2f}" for rank, share in starved.items() if share >= STARVED_SHARE):
             meta[STARVED] = shares
@@ -499,10 +589,12 @@ class World:
 
 
 def _raise_unawaited(context: RankContext, raised: BaseException | None) -> None:
-    """Raise the unawaited error of a rank's own code that has ended its program, if there is one.
+    """Raise the error that has cancelled a rank's program, if one has: an error of its own code that nobody awaited.
 
     Args:
-        raised: Error of the program when it was cancelled because of that: both go in a group, as from a nursery.
+        context: Context of the rank.
+        raised: Error that the program raised when it was cancelled; both errors are raised in a group, as by a nursery.
+            None if the program raised none.
     """
     if context.failure is None:
         return
@@ -510,13 +602,3 @@ def _raise_unawaited(context: RankContext, raised: BaseException | None) -> None
         message = "an error that nobody awaited, and the error of the program that it cancelled"
         raise BaseExceptionGroup(message, [context.failure.error, raised]) from None
     raise context.failure.error
-
-
-def _is_program_task(operation: IssuedFuture[object]) -> bool:
-    """Whether an operation is a task of the program, which must end before the daemons do."""
-    return isinstance(operation, TaskFuture) and not operation.daemon
-
-
-def _machine_name(machine: topology.Cluster) -> str:
-    """Return the name with which `topology.cluster` makes the machine again."""
-    return f"{machine.name} lnc={machine.lnc}" if len(machine.machine.chip.lnc) > 1 else machine.name

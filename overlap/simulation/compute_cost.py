@@ -18,6 +18,7 @@ from ..timeline.spans import Timeline
 from ..units import format_s
 
 ComputeClass: TypeAlias = Literal["flops", "memory", "seconds"]
+"""Why a compute takes its time: the peak of operations, the memory's bandwidth, or a given or recorded time."""
 
 # Names of dtypes in the machines' files, by their names in numpy.
 _SHORT_DTYPES = {
@@ -27,13 +28,13 @@ _SHORT_DTYPES = {
 
 
 def short_dtype(dtype: str) -> str:
-    """Return the name of a dtype in machines' files."""
+    """Return the name of a dtype in machines' files, such as "bf16" for "bfloat16"; other names are returned as is."""
     return _SHORT_DTYPES.get(dtype, dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """Roofline of one rank's core. A compute takes the time of its operations or of its bytes, whichever is longer.
+    """Roofline model of one rank's core: a compute takes the time of its operations or of its bytes, the longer one.
 
     Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52, 2009.
     """
@@ -54,7 +55,7 @@ class Roofline:
     def of(
         cls, cluster: Cluster, *, dtype: str = "bfloat16", efficiency: float = 1.0, memory_efficiency: float = 1.0
     ) -> Roofline:
-        """Read the published figures of a rank of a cluster.
+        """Return the roofline of a rank of a cluster, from the published figures of the machine.
 
         Args:
             cluster: The machine.
@@ -63,7 +64,7 @@ class Roofline:
             memory_efficiency: Share of the bandwidth that computes reach.
 
         Raises:
-            UsageError: If the machine has peaks, and none for that dtype.
+            UsageError: The machine has peaks for other dtypes, but none for this one.
         """
         peaks, short_name = dict(cluster.machine.chip.flops_per_s), short_dtype(dtype)
         if peaks and short_name not in peaks:
@@ -79,17 +80,30 @@ class Roofline:
         )
 
     def time_s(self, name: str, *, flops: float, bytes_moved: float) -> tuple[float, ComputeClass]:
-        """Return the time of a compute, and the limit that decides it.
+        """Return the time of a compute in seconds, and which limit decides it: "flops" or "memory".
+
+        Args:
+            name: Name of the compute, for the error.
+            flops: Number of floating-point operations.
+            bytes_moved: Bytes that the compute reads and writes.
 
         Raises:
-            UsageError: If the figure for one of them is unknown, naming the compute.
+            UsageError: The machine's rate for one of the two is unknown; the error names the compute.
         """
         counted_s = self._time_at_rate_s("flops", name, flops, self.flops_per_s, self.efficiency)
         moved_s = self._time_at_rate_s("bytes_moved", name, bytes_moved, self.bytes_per_s, self.memory_efficiency)
         return (counted_s, "flops") if counted_s >= moved_s else (moved_s, "memory")
 
     def _time_at_rate_s(self, argument: str, name: str, amount: float, rate: float | None, efficiency: float) -> float:
-        """Return the time of an amount at a share of a rate; refuse an amount whose rate is unknown."""
+        """Return the time of an amount at a share of a rate; refuse an amount whose rate is unknown.
+
+        Args:
+            argument: Name of the amount, for the error.
+            name: Name of the compute, for the error.
+            amount: Number of operations or bytes; 0 takes no time, whatever the rate.
+            rate: Operations or bytes per second; None: unknown.
+            efficiency: Share of the rate that computes reach.
+        """
         if not amount:
             return 0.0
         if rate is None:
@@ -102,9 +116,10 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Times of computes in a real run."""
+    """The times of computes in an earlier run, by name."""
 
-    median_ns: Mapping[str, int]  # median of the spans of a name on all ranks; of an even number the lower one
+    # By name of a compute, the median of its times on all ranks; of an even number of times, the lower middle one.
+    median_ns: Mapping[str, int]
     source: str = "a timeline"  # origin of the profile, for messages
 
     @classmethod
@@ -116,7 +131,7 @@ class Profile:
             source: Origin of the timeline, for messages.
 
         Raises:
-            UsageError: If it has none.
+            UsageError: The timeline has no computes.
         """
         spans: dict[str, list[int]] = {}
         for span in timeline.spans:
@@ -131,10 +146,13 @@ class Profile:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Profile:
-        """Read the profile of a trace file.
+        """Return the profile of the computes in a trace file.
+
+        Args:
+            path: A trace file of a real run.
 
         Raises:
-            UsageError: If it cannot be read, or has no computes.
+            UsageError: The file cannot be read, or has no computes.
         """
         from ..timeline.files.reading import read_trace  # here, because few runs have a profile
 
@@ -143,7 +161,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeCosts:
-    """Costs of the computes of a run: from a profile for the names in it, else as the compute states them."""
+    """Costs of the computes of a run: from a profile if it has the compute's name, else as the compute states them."""
 
     roofline: Roofline  # price of operations and bytes
     profile: Profile | None = None  # profile of an earlier run, if there is one
@@ -157,16 +175,19 @@ class ComputeCosts:
         flops: float | None = None,
         bytes_moved: float | None = None,
     ) -> tuple[int, ComputeClass]:
-        """Return the cost of a compute, to the nearest nanosecond, and its class.
+        """Return the time of a compute in nanoseconds, and its class, which says what decided the time.
+
+        A time in `profile` counts first, then `seconds`, then the roofline for `flops` and `bytes_moved`. If the
+        compute states nothing, it takes `unknown_s`, and that is reported once.
 
         Args:
             name: Name of the compute.
-            seconds: Stated time; it wins over operations and bytes.
-            flops: Stated operations.
-            bytes_moved: Stated traffic of its memory.
+            seconds: Stated time.
+            flops: Stated number of floating-point operations.
+            bytes_moved: Stated number of bytes that it reads and writes.
 
         Raises:
-            UsageError: If no cost is given, or an invalid one; names the compute.
+            UsageError: A stated value is invalid, or there is no cost and `unknown_s` is None; names the compute.
         """
         for argument, amount in (("seconds", seconds), ("flops", flops), ("bytes_moved", bytes_moved)):
             if amount is not None and not _is_amount(amount):
@@ -198,7 +219,7 @@ class ComputeCosts:
 
 @cache
 def _report_unknown(cost_s: float) -> None:
-    """Print, once in a process, how long computes without a cost take."""
+    """Print, once in a process (because of `cache`), how long computes without a cost take."""
     notify(
         f"computes without a cost take {format_s(cost_s)} on the virtual clock; rank.compute(f, x, seconds=1e-3) "
         "states another, and clock=overlap.Virtual(profile=TRACE) takes that of a recorded run"
@@ -206,5 +227,5 @@ def _report_unknown(cost_s: float) -> None:
 
 
 def _is_amount(value: object) -> bool:
-    """Return whether a value is a finite number, 0 or more; a bool is none, and a NaN fails every comparison."""
+    """Whether a value is a finite number from 0; a bool is no number here."""
     return isinstance(value, SupportsFloat) and not isinstance(value, bool) and 0 <= float(value) < inf

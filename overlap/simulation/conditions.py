@@ -1,7 +1,7 @@
 """Imperfections of a modelled cluster: jitter, stragglers, slow wires, and interference with computes.
 
-Random numbers depend on the seed and a name: each rank draws from a sequence of its own, each wire's jitter follows
-from its two ends. So no figure depends on the order of the ranks.
+Random numbers depend on the seed and a name only: each rank has a separate sequence, and whether a wire is slow follows
+from the wire's name. So no figure depends on the order in which ranks run.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """Imperfections of a cluster; the defaults are a perfect one."""
+    """Imperfections of a cluster; with the defaults it is perfect."""
 
     seed: int = 0  # seed of all random numbers
-    # spread of computes: each takes exp(jitter * z) times its cost, z normally distributed; 0.05 is about five per
-    # cent.
+    # Variation of computes: each takes exp(jitter * z) times its cost, with z normally distributed. 0.05 is a standard
+    # deviation of about 5 %.
     jitter: float = 0.0
-    straggler_share: float = 0.0  # share of the ranks that are slow, in 0..1
+    straggler_share: float = 0.0  # share of the ranks that are slow, from 0 to 1; the seed picks them
     stragglers: tuple[int, ...] = ()  # further ranks that are slow, whatever the seed
-    straggler_factor: float = 1.0  # how many times as long a slow rank computes
-    slow_wire_share: float = 0.0  # share of the wires that are slow, in 0..1
-    slow_wire_factor: float = 1.0  # share of its bandwidth that a slow wire has left, in (0, 1]
+    straggler_factor: float = 1.0  # computes of a slow rank take this many times as long
+    slow_wire_share: float = 0.0  # share of the wires that are slow, from 0 to 1; the seed picks them
+    slow_wire_factor: float = 1.0  # share of the bandwidth that a slow wire has left, more than 0 and at most 1
 
     def __post_init__(self) -> None:
         _check_range("jitter", self.jitter, "0 or more", self.jitter >= 0)
@@ -47,7 +47,7 @@ class Conditions:
 
     @property
     def calm(self) -> bool:
-        """Whether no condition makes ranks or wires differ."""
+        """Whether there is no jitter, no straggler and no slow wire."""
         slow_ranks = (self.straggler_share or self.stragglers) and self.straggler_factor > 1
         return not (self.jitter or slow_ranks or (self.slow_wire_share and self.slow_wire_factor < 1))
 
@@ -66,26 +66,32 @@ class Conditions:
         return "; ".join([*parts, f"seed {self.seed}"]) if parts else "no jitter, no stragglers, no slow wires"
 
     def jitter_of(self, rank: int) -> Jitter:
-        """Return the random numbers of a rank's computes, from the first on."""
+        """Return the `Jitter` of a rank's computes, which begins with the first compute."""
         return Jitter(self, rank)
 
     def is_straggler(self, rank: int) -> bool:
-        """Return whether a rank computes slowly."""
+        """Whether a rank computes slowly."""
         return rank in self.stragglers or _seeded_share(self.seed, f"rank {rank}") < self.straggler_share
 
 
 def _check_range(name: str, value: float, expected: str, is_valid: bool) -> None:
+    """Refuse a value unless `is_valid`; `expected` describes the range, for the error."""
     if not is_valid:  # also for NaN
         raise UsageError(f"{name}: expected {expected}, got {value!r}")
 
 
 def _seeded_share(seed: int, name: str) -> float:
-    """Return a number in [0, 1) that depends on seed and name only; equal on every version of Python."""
+    """Return a number in [0, 1) that depends on seed and name only, the same with every version of Python."""
     return Random(f"{seed} {name}").random()
 
 
 class Jitter:
-    """The jitter of one rank's computes, in their order."""
+    """The jitter of one rank's computes, in their order.
+
+    Args:
+        conditions: Imperfections of the cluster, with the seed.
+        rank: World rank.
+    """
 
     def __init__(self, conditions: Conditions, rank: int) -> None:
         self._draw = Random(f"{conditions.seed} computes of rank {rank}").random
@@ -93,16 +99,20 @@ class Jitter:
         self._factor = conditions.straggler_factor if conditions.is_straggler(rank) else 1.0
 
     def compute_ns(self, cost_ns: int) -> int:
-        """Return the disturbed time of the rank's next compute, given its time on a perfect machine."""
+        """Return the time of the rank's next compute, given its time on a perfect machine; draws a random number."""
         if not self._jitter:
             return cost_ns if self._factor == 1 else round(cost_ns * self._factor)
-        # In (0, 1), the domain of inv_cdf: random() may be 0 but never 1, and 2**-53 keeps 1 - 0 below 1.
+        # inv_cdf needs a number more than 0 and less than 1. random() may be 0: the last factor keeps 1 - 0 below 1.
         z = _NORMAL.inv_cdf((1 - self._draw()) * (1 - 2**-53))
         return round(cost_ns * self._factor * exp(self._jitter * z))
 
 
 class SlowWires:
-    """The slow wires of one cluster; whether a wire is slow is drawn at its first use."""
+    """The slow wires of one cluster; whether a wire is slow is drawn at its first use.
+
+    Args:
+        conditions: Imperfections of the cluster, with the seed.
+    """
 
     def __init__(self, conditions: Conditions) -> None:
         self._conditions = conditions
@@ -116,7 +126,7 @@ class SlowWires:
         return _SlowWirePlacement(placement, self)
 
     def bandwidth_share(self, placement: Placement, wire: int) -> float:
-        """Return the share of its bandwidth that a wire has left: 1, or the factor of slow wires."""
+        """Return the share of the bandwidth that a wire has left: `slow_wire_factor` if it is slow, else 1."""
         if wire not in self._bandwidth_shares:
             conditions = self._conditions
             slow = _seeded_share(conditions.seed, placement.describe(wire)) < conditions.slow_wire_share
@@ -125,7 +135,12 @@ class SlowWires:
 
 
 class _SlowWirePlacement(Placement):
-    """A placement in which the slow ones of the wires that its routes use have less bandwidth."""
+    """A placement in which slow wires have less bandwidth.
+
+    Args:
+        placement: The placement on a perfect cluster.
+        slow: The slow wires.
+    """
 
     def __init__(self, placement: Placement, slow: SlowWires) -> None:
         self.size, self.device = placement.size, placement.device
@@ -134,22 +149,25 @@ class _SlowWirePlacement(Placement):
         self._used_wires: set[int] = set()
 
     def routes(self, src: Ints, dst: Ints, far: NDArray[np.bool_] | None = None) -> Routes:
+        """See `Placement.routes`. Records which wires are used, for `wires`."""
         routes = self._placement.routes(src, dst, far)
         self._used_wires.update(np.unique(routes.wire).tolist())
         return routes
 
     def wires(self) -> Wires:
-        """Return all wires, with less bandwidth for slow ones that routes have used so far."""
+        """Return all wires; those that routes have used so far have less bandwidth if they are slow."""
         wires = self._placement.wires()
         bytes_per_s = wires.bytes_per_s.copy()
         for wire in self._used_wires:
             bytes_per_s[wire] *= self._slow.bandwidth_share(self._placement, wire)
         return Wires(kind=wires.kind, latency_s=wires.latency_s, bytes_per_s=bytes_per_s)
 
-    def first_by_ends(self, wires: Ints) -> int:
-        return self._placement.first_by_ends(wires)
+    def first_in_stable_order(self, wires: Ints) -> int:
+        """See `Placement.first_in_stable_order`."""
+        return self._placement.first_in_stable_order(wires)
 
     def describe(self, wire: int) -> str:
+        """See `Placement.describe`."""
         return self._placement.describe(wire)
 
 
@@ -158,17 +176,18 @@ CALM = Conditions()
 
 
 ALL = "*"
-"""Class of all computes or collectives that are not named."""
+"""Key of `Interference` for all computes or collectives that have no entry of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interference:
     """Slow-downs while computes and communication overlap, as factors of their times."""
 
-    # for each class of computes ("flops" and "memory" for their limits, "seconds" for those with a given time, or
-    # `ALL`), while its rank communicates.
+    # Factor on the time of computes while their rank communicates, by their class: "flops", "memory", "seconds" (see
+    # `ComputeClass`), or `ALL`.
     compute: Mapping[str, float] = field(default_factory=dict)
-    # for each collective by name ("send" for messages, or `ALL`), while any of its ranks computes.
+    # Factor on the time of collectives while any of their ranks computes, by the collective's name, "send" for
+    # messages, or `ALL`.
     communication: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -183,11 +202,11 @@ class Interference:
         return all(factor == 1 for factor in (*self.compute.values(), *self.communication.values()))
 
     def of_compute(self, name: str) -> float:
-        """Return the factor of the times of a class of computes, 1 or more."""
+        """Return the factor on the time of computes of the class `name`, 1 or more."""
         return self.compute.get(name, self.compute.get(ALL, 1.0))
 
     def of_communication(self, name: str) -> float:
-        """Return the factor of the times of a collective, 1 or more."""
+        """Return the factor on the time of the collective `name`, 1 or more."""
         return self.communication.get(name, self.communication.get(ALL, 1.0))
 
     def __str__(self) -> str:

@@ -1,6 +1,7 @@
-"""Demand of one operation on the machine, alone: the end on each rank, and the busy time of each resource.
+"""The demand of an operation: when each rank is done, and how long each resource is busy, if it runs alone.
 
-It has the times of the cost model to the nanosecond; the fabric only stretches them. Pure; no Trio.
+Times are those of the cost model, to the nanosecond. While other operations run, `fabric` stretches them. Pure; no
+Trio.
 """
 
 from __future__ import annotations
@@ -10,29 +11,35 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..collectives.placement import Floats, Ints
-from ..cost import cost, on
+from ..cost.clocks import cost
 from ..cost.option import AlgorithmOption
 from ..cost.phase import PricedPhase
+from ..cost.placed import place_rounds
+from ..cost.remembered import Remembered
 from .conditions import SlowWires
 from .flow import FlowSection, quantise
 from .loads import Loads, Resources
 
-# Demands to keep of an operation: without jitter it comes again and again with the same size and arrivals.
+# Demands to remember for each algorithm and group: without jitter the same size and arrivals come again and again.
 _MOST_DEMANDS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Demand:
-    """Demand of one operation alone, from the arrival of its last rank."""
+    """Demand of one operation that runs alone.
+
+    Times count from the arrival of the last rank. The operation is divided into sections, consecutive stretches of time
+    in which the load of every resource is constant.
+    """
 
     ranks: Ints  # (size,) world ranks in group order
     marks_ns: tuple[int, ...]  # times at which some ranks are done, ascending
     positions: tuple[Ints, ...]  # for each mark, the ranks that are done then, as positions in `ranks`, ascending
-    resources: Ints  # (needs,) the resources that the operation uses, each once
+    resources: Ints  # (needs,) numbers of the resources that the operation uses
     ends_ns: tuple[int, ...]  # end of each section, ascending
-    shares: Floats  # (sections, needs) share of a section in which each resource is busy
-    messages: Floats  # (sections, needs) number of its messages that share a resource at a time
-    sections: tuple[FlowSection, ...] = field(init=False, repr=False)  # these three columns as records, for flows
+    shares: Floats  # (sections, needs) share of the section's time in which each resource is busy
+    messages: Floats  # (sections, needs) number of the operation's messages that use a resource at the same time
+    sections: tuple[FlowSection, ...] = field(init=False, repr=False)  # `ends_ns`, `shares` and `messages` by section
 
     def __post_init__(self) -> None:
         rows = zip(self.ends_ns, self.shares, self.messages, strict=True)
@@ -46,7 +53,7 @@ class Demand:
 
     @property
     def busy_ns(self) -> Floats:
-        """(sections, needs) Time in each section in which each resource is busy."""
+        """(sections, needs) Nanoseconds that each resource in use is busy in each section."""
         return self.shares * np.diff(self.ends_ns, prepend=0)[:, None]
 
     @classmethod
@@ -56,30 +63,25 @@ class Demand:
         left_ns: Ints,
         resources: Ints,
         busy_ns: Floats,
-        took: Floats | None = None,
+        section_lengths: Floats | None = None,
         messages: Floats | None = None,
     ) -> Demand:
-        """Return the demand of an operation that ends on each rank at a given time.
+        """Return the demand of an operation, given when each rank is done and how long resources are busy.
 
         Args:
             ranks: (size,) World ranks.
-            left_ns: (size,) Time to the end on each rank, from the arrival of the last.
-            resources: (needs,) The resources that are used.
-            busy_ns: (sections, needs) Busy time in each section; or (needs,) in all.
-            took: (sections,) Times of the sections, relative to each other.
-            messages: (sections, needs) Number of messages that share it at a time; one if None.
+            left_ns: (size,) Time from the arrival of the last rank until each rank is done.
+            resources: (needs,) Numbers of the resources that are used.
+            busy_ns: (sections, needs) Time in each section in which a resource is busy; (needs,) for one section.
+            section_lengths: (sections,) Lengths of the sections, in any unit; None: one section. They are scaled to
+                fill the time of the whole operation.
+            messages: (sections, needs) Number of messages that use a resource at the same time; None: one.
         """
-        marks: tuple[int, ...] = (int(left_ns[0]),)
-        positions: tuple[Ints, ...] = (np.arange(len(ranks)),)
-        if (left_ns != left_ns[0]).any():  # seldom
-            # Sort the ranks by their end, stably, and cut the order where the end changes.
-            distinct, mark = np.unique(left_ns, return_inverse=True)
-            order = np.argsort(mark, kind="stable")
-            marks = tuple(distinct.tolist())
-            positions = tuple(np.split(order, np.searchsorted(mark[order], np.arange(1, len(marks)))))
+        marks, positions = _group_by_end(left_ns)
         busy_ns = np.atleast_2d(busy_ns)
         counts = np.ones(busy_ns.shape) if messages is None else messages
-        ends, shares, counts = _split_sections(marks[-1], np.ones(1) if took is None else took, busy_ns, counts)
+        lengths = np.ones(1) if section_lengths is None else section_lengths
+        ends, shares, counts = _split_sections(marks[-1], lengths, busy_ns, counts)
         needs = shares.any(axis=0)
         return cls(
             ranks=ranks,
@@ -92,67 +94,85 @@ class Demand:
         )
 
 
-def _split_sections(total_ns: int, took: Floats, busy_ns: Floats, messages: Floats) -> tuple[Ints, Floats, Floats]:
-    """Return the ends of sections that fill `total_ns`, and their (sections, needs) shares and numbers of messages."""
-    if not total_ns:  # no other operation competes with it
+def _group_by_end(left_ns: Ints) -> tuple[tuple[int, ...], tuple[Ints, ...]]:
+    """Return the distinct times, ascending, and for each of them the indices of the ranks that are done then.
+
+    Example: [7, 5, 7] gives (5, 7) and ([1], [0, 2]).
+
+    Args:
+        left_ns: (size,) Time until each rank is done.
+    """
+    if (left_ns == left_ns[0]).all():  # almost always
+        return (int(left_ns[0]),), (np.arange(len(left_ns)),)
+    # Sort the ranks by their time, stably, and cut the order where the time changes.
+    distinct, mark = np.unique(left_ns, return_inverse=True)
+    order = np.argsort(mark, kind="stable")
+    cuts = np.searchsorted(mark[order], np.arange(1, len(distinct)))
+    return tuple(distinct.tolist()), tuple(np.split(order, cuts))
+
+
+def _split_sections(total_ns: int, lengths: Floats, busy_ns: Floats, messages: Floats) -> tuple[Ints, Floats, Floats]:
+    """Return the ends of sections that fill `total_ns`, their shares (sections, needs), and their messages likewise.
+
+    Sections that are rounded to no time are left out.
+
+    Args:
+        total_ns: Time of the whole operation.
+        lengths: (sections,) Lengths of the sections, in any unit.
+        busy_ns: (sections, needs) Busy time of each resource.
+        messages: (sections, needs) Number of messages that use a resource at the same time.
+    """
+    if not total_ns:  # an operation without a duration uses no resource
         return np.zeros(1, np.int64), np.zeros((1, busy_ns.shape[1])), messages[:1]
-    ends_ns = np.rint(np.cumsum(took) * (total_ns / took.sum())).astype(np.int64)
+    ends_ns = np.rint(np.cumsum(lengths) * (total_ns / lengths.sum())).astype(np.int64)
     lengths_ns = np.diff(ends_ns, prepend=0)
-    lasting = np.flatnonzero(lengths_ns)  # sections that are not rounded to nothing
+    lasting = np.flatnonzero(lengths_ns)
     return ends_ns[lasting], quantise(busy_ns[lasting] / lengths_ns[lasting, None]), messages[lasting]
 
 
 class Pricing:
-    """Demands of an operation of one group with an algorithm, for any number of bytes and any arrivals.
+    """Computes the `Demand` of operations of one group and algorithm, for any number of bytes and any arrivals.
 
     Args:
         option: The algorithm.
+        ranks: (size,) World ranks in group order.
         resources: Resources of the cluster.
-        slow: Wires that are slower than the machine's.
+        slow: The slow wires of the cluster.
 
     Attributes:
-        ranks: World ranks in group order.
+        ranks: (size,) World ranks in group order.
     """
 
     ranks: Ints
 
     def __init__(self, option: AlgorithmOption, ranks: Ints, resources: Resources, slow: SlowWires) -> None:
         self.ranks, self._option, self._resources, self._slow = ranks, option, resources, slow
-        self._phases: dict[int, tuple[PricedPhase, ...]] = {}  # by slices
-        self._demands: dict[tuple[float, bytes], Demand] = {}
+        self._phases: dict[int, tuple[PricedPhase, ...]] = {}  # by number of slices
+        self._demands = Remembered[tuple[float, bytes], Demand](_MOST_DEMANDS)  # by bytes, and arrivals of all ranks
         self._loads: Loads | None = None
 
     def demand(self, nbytes: float, late_ns: Ints) -> Demand:
-        """Return the demand for a size and arrivals, computed once for equal ones.
+        """Return the `Demand` of an operation; the newest ones are remembered.
 
         No rank is done before the last one has arrived: an operation begins with a handshake of all ranks, and
         completes when the slowest one has come (aws-neuron/aws-neuron-sdk:src/libnrt/include/nrt/nec.h).
 
         Args:
             nbytes: Bytes of the whole vector.
-            late_ns: (size,) Time from the first rank's arrival to that of each rank.
+            late_ns: (size,) Time from the first rank's arrival to the arrival of each rank.
         """
         key = nbytes, late_ns.tobytes()
-        demand = self._demands.get(key)
-        if demand is None:
-            if len(self._demands) >= _MOST_DEMANDS:
-                del self._demands[next(iter(self._demands))]
-            demand = self._demands[key] = self._compute_demand(nbytes, late_ns)
-        return demand
+        return self._demands.find(key, lambda: self._compute_demand(nbytes, late_ns))
 
     def _compute_demand(self, nbytes: float, late_ns: Ints) -> Demand:
-        """Return the demand: when ranks finish, and the load on wires, memories and collective processors.
-
-        Args:
-            nbytes: Bytes of the whole vector.
-            late_ns: Time of each rank after the first that arrived.
-        """
+        """Return the demand of an operation. Arguments: see `demand`."""
+        # Time after the arrival of the last rank, before which no rank is done.
         left_ns = np.maximum(self._finish_ns(nbytes, late_ns) - late_ns.max(), 0)
         if self._loads is None:
             self._loads = Loads(self._slow_phases(1), self.ranks, self._resources)
         took_s, busy_s, messages = self._loads.sections(nbytes, evenly=self._option.price(nbytes).slices > 1)
         resources, cores = self._loads.resources, self._resources.cluster.cc_cores_per_rank
-        # An operation in flight occupies one collective processor of each rank for all of its time.
+        # An operation in flight occupies one collective processor (CC-core) of each rank for all of its time.
         if cores:
             resources = np.concatenate([resources, self._resources.cc_cores(self.ranks)])
             core_s = took_s / took_s.sum() * int(left_ns.max()) / 1e9 / cores
@@ -161,18 +181,14 @@ class Pricing:
         return Demand.of(self.ranks, left_ns, resources, busy_s * 1e9, took_s, messages)
 
     def _finish_ns(self, nbytes: float, late_ns: Ints) -> Ints:
-        """Return when each rank is done, in nanoseconds after the first arrival.
+        """Return when each rank is done, in nanoseconds after the first arrival. Arguments: see `demand`.
 
-        The price is the time of all phases, in slices, between ranks that arrive together. Ranks that arrive late delay
-        the first phase, and with it all others; how the ends of ranks differ is decided by the last phase.
-
-        Args:
-            nbytes: Bytes of the whole vector.
-            late_ns: (size,) Time from the first rank's arrival to that of each rank.
+        The cost model's price is for ranks that arrive together. Late ranks delay the first phase, and so all phases.
+        The last phase decides by how much some ranks are done before others.
         """
         price = self._option.price(nbytes)
         phases = self._slow_phases(price.slices)
-        if not phases:  # no messages: the work begins when all ranks have met, and takes equally long on each
+        if not phases:  # no messages: the work begins when all ranks have met, and takes equally long on each rank
             return np.full(len(late_ns), int(late_ns.max()) + round(price.total_s * 1e9), np.int64)
         slice_bytes = nbytes / price.slices if len(phases) > 1 else nbytes
         total_s = price.total_s + self._slow_wire_s(slice_bytes, price.slices)
@@ -181,17 +197,23 @@ class Pricing:
             late_first_s = _phase_finish_s(phases[0], slice_bytes, late_ns / 1e9)
             total_s += late_first_s.max() - _phase_finish_s(phases[0], slice_bytes).max()
             finish_s = late_first_s if len(phases) == 1 else finish_s
-        ahead_s = finish_s.max() - finish_s  # of the last rank
+        ahead_s = finish_s.max() - finish_s  # by how much each rank is done before the last one
         return _round_ns(np.array(total_s)) - _round_ns(ahead_s)
 
     def _slow_phases(self, slices: int) -> tuple[PricedPhase, ...]:
+        """Return the phases for a number of slices, with the bandwidth of slow wires; made once for each number."""
         if slices not in self._phases:
             healthy = self._option.phases(slices)
             self._phases[slices] = tuple(_slow_phase(self._slow, part) for part in healthy)
         return self._phases[slices]
 
     def _slow_wire_s(self, piece: float, slices: int) -> float:
-        """Return the time that slow wires add to the price of a piece; 0 if no wire is slow."""
+        """Return the seconds that slow wires add to the price; 0 if no wire is slow.
+
+        Args:
+            piece: Bytes of one slice.
+            slices: Number of slices.
+        """
         slow, healthy = self._slow_phases(slices), self._option.phases(slices)
         if all(slow_part is part for slow_part, part in zip(slow, healthy, strict=True)):
             return 0.0
@@ -200,7 +222,13 @@ class Pricing:
 
 
 def _phase_finish_s(part: PricedPhase, nbytes: float, arrivals_s: Floats | None = None) -> Floats:
-    """Return the end of a phase on each rank, in seconds after the first arrival."""
+    """Return the end of a phase on each rank, in seconds after the first arrival.
+
+    Args:
+        part: The phase.
+        nbytes: Bytes of the whole vector.
+        arrivals_s: Arrival of each rank; None: all arrive together.
+    """
     return cost(part.placed, part.share * nbytes, arrivals_s=arrivals_s).finish_s
 
 
@@ -209,9 +237,9 @@ def _round_ns(duration_s: Floats) -> Ints:
 
 
 def _slow_phase(slow: SlowWires, part: PricedPhase) -> PricedPhase:
-    """Return a phase with the bandwidth of slow wires; `part` itself if it uses none."""
+    """Return a phase with the bandwidth of slow wires; `part` itself if no wires are slow."""
     placed = part.placed
     placement = slow.slow_placement(placed.placement)
     if placement is placed.placement:
         return part
-    return PricedPhase(on(placement, placed.rounds, parameters=placed.parameters), part.share)
+    return PricedPhase(place_rounds(placement, placed.rounds, parameters=placed.parameters), part.share)

@@ -1,7 +1,7 @@
 """Collectives, messages and computes in flight on one cluster, in virtual time. Pure; no Trio.
 
-Each instant has three calls: `advance` returns the ranks that are done, `start` takes the transfers that all ranks have
-begun, and `update_rates` returns the next instant.
+At each instant three functions are called: `advance` returns the ranks that are done with a transfer, `start` starts
+new transfers, and `update_rates` returns the next instant at which a rank will be done.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import numpy as np
 from topology import Cluster
 
 from ..collectives.placement import Ints
-from ..cost import parameters
 from ..cost.option import AlgorithmOption
+from ..cost.parameters import cost_parameters
+from ..cost.remembered import Remembered
 from .conditions import CALM, NO_INTERFERENCE, Conditions, Interference, SlowWires
 from .demand import Demand, Pricing
 from .flow import Flow
@@ -23,7 +24,7 @@ from .fluid import Fluid
 from .loads import Resources
 from .messages import SimulatedMessages
 
-# Options with a pricing that is kept: groups and size classes have few, but blocks that differ make one for each call.
+# Pricings to remember: groups and size classes need few, but each call with blocks of different sizes has a new one.
 _MOST_PRICINGS = 1 << 14
 
 _NO_RESOURCES = np.zeros(0, np.int64), np.zeros(0)
@@ -33,14 +34,15 @@ class FabricTransfer(Flow):
     """A collective, a message or a compute in flight, as a flow on resources.
 
     Args:
-        key: Order among the events of an instant.
-        priority: Lower numbers go first.
-        lane: Transfers of one lane follow each other; None: it has none.
+        key: Orders the events of an instant; unique.
+        kind: Name of the collective, "send", or the class of a compute.
+        demand: Times and use of resources if the transfer runs alone.
+        priority: Priority; lower is more urgent.
+        lane: Lane of the transfer, in which older transfers come first; None: no lane.
+        computes: Whether it is a compute.
 
     Attributes:
-        kind: Name of the collective, "send", or the class of a compute.
-        demand: Its demand alone.
-        computes: Whether it is a compute.
+        kind, demand, computes: See the arguments.
     """
 
     __slots__ = ("computes", "demand", "kind")
@@ -73,23 +75,23 @@ class FabricTransfer(Flow):
 
 
 class ReachedRanks(NamedTuple):
-    """Ranks that are done with a transfer; a tuple, as there is one for each message."""
+    """Ranks that are done with a transfer. A named tuple is quicker to make than a dataclass."""
 
     transfer: FabricTransfer  # the transfer
-    positions: Ints  # the ranks that are done, as positions in the ranks of the transfer
-    last: bool  # whether the operation has ended
+    positions: Ints  # the ranks that are done now, as positions in `transfer.ranks`
+    last: bool  # whether all ranks are done, so that the transfer has ended
 
 
 class SimulatedFabric:
     """All transfers in flight on a cluster.
 
-    Keys order the events of one instant. They must be unique, compare with each other, and follow from the transfer,
-    such as (ranks, stream, sequence number), never from the order of calls.
+    The keys of transfers order the events of one instant. They must be unique and comparable, and follow from the
+    transfer, such as (ranks, stream, sequence number), never from the order of calls.
 
     Args:
         cluster: The machine.
-        peer_direct: Whether adapters read device memory themselves, for messages; collectives have their own
-            figures.
+        peer_direct: Whether network adapters read device memory themselves, for messages; the options of collectives
+            include this already.
         conditions: Imperfections of the cluster.
         interference: Interference between computes and communication.
 
@@ -113,8 +115,8 @@ class SimulatedFabric:
     ) -> None:
         self.cluster, self.interference = cluster, interference
         self.resources, self._slow = Resources(cluster), SlowWires(conditions)
-        figures = parameters(cluster, peer_direct=peer_direct)
-        self._collectives: dict[AlgorithmOption, Pricing] = {}
+        figures = cost_parameters(cluster, peer_direct=peer_direct)
+        self._collectives = Remembered[AlgorithmOption, Pricing](_MOST_PRICINGS)
         self._messages = SimulatedMessages(figures, self.resources, self._slow)
         self._fluid, self._interfering = Fluid(), not interference.off
         self._communicating = np.zeros(cluster.world_size, np.int64)
@@ -137,24 +139,21 @@ class SimulatedFabric:
         priority: int = 0,
         lane: object = None,
     ) -> FabricTransfer:
-        """Return the transfer of a collective, which has to be started when its last rank arrives.
+        """Return the transfer of a collective; call `start` with it when the last rank arrives.
 
         Args:
             key: Key of the transfer.
             kind: Name of the collective.
-            option: Its algorithm; the same object for the same group again, for speed.
+            option: The algorithm. Pass the same object for the same group: prices are remembered by it.
             nbytes: Bytes of the whole vector: the larger one of a rank's input and output.
             ranks: World ranks in group order.
             arrivals_ns: (size,) Instant at which each rank was ready.
             priority: Priority; lower is more urgent.
-            lane: Its lane, in which older transfers come first; by default none.
+            lane: Lane of the collective, in which older transfers come first; by default none.
         """
-        pricing = self._collectives.get(option)
-        if pricing is None:
-            if len(self._collectives) >= _MOST_PRICINGS:
-                self._collectives.clear()
-            pricing = Pricing(option, np.asarray(ranks, np.int64), self.resources, self._slow)
-            self._collectives[option] = pricing
+        pricing = self._collectives.find(
+            option, lambda: Pricing(option, np.asarray(ranks, np.int64), self.resources, self._slow)
+        )
         late_ns = arrivals_ns - arrivals_ns.min()
         return FabricTransfer(key, kind, pricing.demand(nbytes, late_ns), priority=priority, lane=lane)
 
@@ -169,7 +168,7 @@ class SimulatedFabric:
         priority: int = 0,
         lane: object = None,
     ) -> FabricTransfer:
-        """Return the transfer of a message, which has to be started when the later of both ranks arrives.
+        """Return the transfer of a message; call `start` with it when the later of the two ranks arrives.
 
         Args:
             key: Key of the transfer.
@@ -178,7 +177,7 @@ class SimulatedFabric:
             nbytes: Bytes of the message.
             late_ns: Time between the arrivals of sender and receiver, less than 0 if the receiver was first.
             priority: Priority; lower is more urgent.
-            lane: As for a collective.
+            lane: Lane of the message, in which older transfers come first; by default none.
 
         Raises:
             TopologyError: If no wire joins them.
@@ -187,14 +186,21 @@ class SimulatedFabric:
         return FabricTransfer(key, "send", demand, priority=priority, lane=lane)
 
     def compute_transfer(self, key: tuple[object, ...], kind: str, rank: int, duration_ns: int) -> FabricTransfer:
-        """Return the transfer of a compute; only where computes and communication interfere does it need one."""
+        """Return a compute as a transfer, which it needs only if computes and communication interfere.
+
+        Args:
+            key: Key of the transfer.
+            kind: Class of the compute.
+            rank: World rank.
+            duration_ns: Time of the compute while its rank does not communicate.
+        """
         demand = Demand.of(np.array([rank]), np.array([duration_ns]), *_NO_RESOURCES)
         return FabricTransfer(key, kind, demand, computes=True)
 
     # -- time ----------------------------------------------------------------------------------------------------
 
     def start(self, now_ns: int, transfers: Iterable[FabricTransfer]) -> None:
-        """Start transfers at an instant."""
+        """Start transfers at the present instant."""
         transfers = list(transfers)
         self._fluid.start(now_ns, transfers)
         if self._interfering:
@@ -202,17 +208,13 @@ class SimulatedFabric:
                 self._active_counts(transfer)[transfer.ranks] += 1
 
     def update_rates(self, now_ns: int) -> int | None:
-        """Compute the rates from now on; return the next instant to `advance` to, None if nothing is in flight."""
+        """Compute the rates from now on; return the next instant for `advance`, None if nothing is in flight."""
         if self._interfering:
             self._cap_overlapped()
         return self._fluid.update_rates(now_ns)
 
     def advance(self, now_ns: int) -> list[ReachedRanks]:
-        """End the transfers that are due at an instant, in the order of their keys.
-
-        Returns:
-            For each mark that is reached: the transfer, its ranks, and whether they are the last.
-        """
+        """Move all transfers to an instant; return the ranks that are done then, in the order of transfers' keys."""
         reached = []
         for flow, mark in self._fluid.advance(now_ns):
             assert isinstance(flow, FabricTransfer)
@@ -223,15 +225,16 @@ class SimulatedFabric:
         return reached
 
     def _active_counts(self, transfer: FabricTransfer) -> Ints:
-        """Return the counts, by rank, of computes or of communication in flight: the kind of this transfer."""
+        """Return the array, by rank, that counts transfers of this kind in flight: computes, or communication."""
         return self._computing if transfer.computes else self._communicating
 
     def _cap_overlapped(self) -> None:
-        """Limit the rates of computes and communication that overlap on a rank."""
+        """Limit the rates of computes and of communication that overlap on a rank, by the factors of `interference`."""
         for flow in self._fluid.flows:
             assert isinstance(flow, FabricTransfer)
             if flow.computes:
                 overlapped, factor = self._communicating[flow.ranks], self.interference.of_compute(flow.kind)
             else:
                 overlapped, factor = self._computing[flow.ranks], self.interference.of_communication(flow.kind)
+            # A factor on the time is its inverse on the rate.
             self._fluid.cap(flow, 1 / factor if overlapped.any() else 1.0)

@@ -1,7 +1,7 @@
-"""Faults of a simulation, by seed: late and lost parts of operations, deaths, slow ranks, task order.
+"""Random faults of a simulation: delays and losses of a rank's part in an operation, deaths, slow ranks, task order.
 
-Each draw depends on the seed and a name only, such as the fifth operation of rank 3. So a seed repeats a run exactly,
-and no draw depends on the order of the ranks.
+Each random draw depends on the seed and a name only, such as the fifth operation of rank 3. So a seed repeats a run
+exactly, and no draw depends on the order in which ranks run.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from random import Random
 from ..errors import UsageError
 from ..runtime.trio_private import task_order
 
-# Ranges that a seed draws from by default, evenly on a logarithmic scale. Of a program of ten to ten thousand
-# operations some seeds then hit one, some every other one.
+# Ranges from which a seed draws by default, evenly on a logarithmic scale. In a program of ten to ten thousand
+# operations, some seeds then disturb a single operation, and some every other operation.
 _DELAY_SHARES, _DELAY_S = (1e-3, 0.5), (1e-6, 1.0)
 _LOSS_SHARES = _DEATH_SHARES = (1e-4, 0.1)
 _SLOW_SHARES, _SLOW_FACTOR = (0.05, 0.5), (1.5, 100.0)
@@ -26,28 +26,29 @@ _SLOW_SHARES, _SLOW_FACTOR = (0.05, 0.5), (1.5, 100.0)
 class Faults:
     """Faults in virtual time; pass them as `overlap.Virtual(faults=...)`.
 
-    Values of None are chosen by the seed, which also leaves out about half of the kinds, so that different seeds try
-    different mixtures. A run then has the results of one without faults, or ends with an error that names a culprit.
+    A value of None is drawn by the seed, which leaves out about half of the kinds of faults, so that different seeds
+    try different mixtures. A run with faults has the same results as one without, or ends with an error that names a
+    culprit.
     """
 
     seed: int = 0  # Seed of all random numbers; the same seed makes the same run, to the nanosecond
     delay: float | None = None  # Probability that a compute, or a rank's part in an operation, is held up
-    delay_s: float | None = None  # Longest delay; any time up to it is as likely
-    # Probability that a rank's part in an operation never arrives. After `silence_s` that rank is lost.
+    delay_s: float | None = None  # Longest delay in seconds; each delay is drawn evenly between 0 and this
+    # Probability that a rank's part in an operation never arrives. After `silence_s` the other ranks give the rank up.
     loss: float | None = None
-    # Probability that a rank dies at a compute or an operation: before it, while it runs, or right after. Its program
-    # is cancelled and sends no more messages; after `notice_s` it is lost.
+    # Probability that a rank dies at a compute or an operation: before it, while it runs, or right after it. The rank's
+    # program is cancelled and sends no more messages; after `notice_s` the other ranks notice.
     death: float | None = None
-    slow: float | None = None  # Share of the ranks with slow computes
-    slow_factor: float | None = None  # Factor of their times
-    reorder: bool = True  # Whether the seed shuffles tasks that are ready at once
-    notice_s: float = 0.1  # Time until the other ranks notice a death
-    silence_s: float = 15.0  # Time until they give up a rank that sends nothing
-    # Deaths at instants of virtual time: seconds, and the rank in the first world.
+    slow: float | None = None  # Share of the ranks whose computes are slow
+    slow_factor: float | None = None  # Computes of a slow rank take this many times as long
+    reorder: bool = True  # Whether the seed shuffles the order of tasks that are ready at the same time
+    notice_s: float = 0.1  # Seconds until the other ranks notice a death
+    silence_s: float = 15.0  # Seconds until the other ranks give up a rank that sends nothing
+    # Deaths at given instants: pairs of virtual seconds, and the rank's number in the first world.
     kills: tuple[tuple[float, int], ...] = ()
     # Whether the other ranks go on after a loss, as processes do under `overlap run --survive`: `main` is called again
-    # in a smaller world. It begins `recovery_s` after the end of the world before; real ones on one host take up to
-    # 0.2 s (`python -m tests.benchmarks survive`).
+    # in a smaller world, which begins `recovery_s` seconds after the end of the world before. Real processes on one
+    # host take up to 0.2 s (`python -m tests.benchmarks survive`).
     survive: bool = False
     recovery_s: float = 0.2
 
@@ -72,11 +73,12 @@ class Faults:
         return not any(self._is_given(entry.name) for entry in fields(self) if entry.name != "seed")
 
     def _is_given(self, name: str) -> bool:
-        """Return whether a figure differs from its default; the seed counts as given."""
+        """Whether a value differs from its default; the seed always counts as given."""
         return name == "seed" or getattr(self, name) != getattr(_NONE_GIVEN, name)
 
 
 def _check_range(name: str, value: float | None, least: float, most: float) -> None:
+    """Refuse a value outside of least...most; None, for which the seed draws a value, is accepted."""
     if value is not None and not least <= value <= most:  # also for NaN
         raise UsageError(f"faults: {name} is {value!r}; expected {least:g} to {most:g}")
 
@@ -88,20 +90,21 @@ _NONE_GIVEN = Faults()
 class Fate:
     """Faults of one compute or operation of a rank."""
 
-    late_ns: int = 0  # Delay
-    lost: bool = False  # Whether it never arrives
-    dies_at: float | None = None  # Share of it after which the rank dies, 0 to 1; None if it lives on
+    late_ns: int = 0  # Delay of the compute or operation
+    lost: bool = False  # Whether the operation never arrives at the other ranks
+    # Share of the compute or operation after which the rank dies, from 0 to 1; None: it does not die.
+    dies_at: float | None = None
 
 
 class Fates:
-    """Random draws of the faults of one run.
+    """Draws the faults of one run.
 
     Args:
-        faults: The faults to draw from.
-        epoch: Epoch of the world, if it goes on after losses.
+        faults: Kinds and probabilities of faults.
+        epoch: Number of the world, if ranks go on in a new world after a loss.
 
     Attributes:
-        faults: The faults to draw from.
+        faults: Kinds and probabilities of faults.
         dead: Ranks that have died.
     """
 
@@ -109,7 +112,7 @@ class Fates:
         self.faults = faults
         self._prefix = f"{faults.seed}, epoch {epoch}" if epoch else f"{faults.seed}"
         self.dead: set[int] = set()
-        self._done: Counter[int] = Counter()
+        self._done: Counter[int] = Counter()  # computes and operations so far, by rank
         self._delay = self._draw_probability("delay", faults.delay, _DELAY_SHARES)
         self._loss = self._draw_probability("loss", faults.loss, _LOSS_SHARES)
         self._death = self._draw_probability("death", faults.death, _DEATH_SHARES)
@@ -119,18 +122,24 @@ class Fates:
 
     @property
     def repeat_text(self) -> str:
-        """Instruction to repeat the run, for messages."""
+        """Sentence for messages on how to repeat the run."""
         text = f"the same again: clock=overlap.Virtual(faults=overlap.{self.faults})"
         return f"{text} or `overlap simulate --fault-seed {self.faults.seed}`" if self.faults.only_seeded else text
 
     def cause(self, rank: int) -> str:
-        """Return the cause of a rank's fault, for messages."""
-        return f"{self.faults} wants it"
+        """Return the origin of a rank's fault, for messages; subclasses may distinguish ranks."""
+        return f"planned by {self.faults}"
 
-    def next(self, rank: int, step: int | None = None) -> Fate:
-        """Draw the faults of the next compute or operation of a rank; `step` is for other sources of faults."""
+    def next_fate(self, rank: int, step: int | None = None) -> Fate:
+        """Draw the faults of a rank's next compute or operation.
+
+        Args:
+            rank: The rank.
+            step: The step that has issued it; for subclasses with faults in one step.
+        """
         self._done[rank] += 1
         source = self._random_source(f"rank {rank}, {self._done[rank]}")
+        # All four numbers are always drawn, so that no draw depends on another one.
         dies, lost, late, dying_at = (source.random() for _ in range(4))
         return Fate(
             late_ns=round(source.uniform(0, self._delay_s) * 1e9) if late < self._delay else 0,
@@ -138,28 +147,44 @@ class Fates:
             dies_at=dying_at if dies < self._death else None,
         )
 
-    def slow_ns(self, rank: int, cost_ns: int, step: int | None = None) -> int:
-        """Return the time of a compute on a rank: `cost_ns`, or a multiple if the seed made the rank slow."""
+    def compute_ns(self, rank: int, cost_ns: int, step: int | None = None) -> int:
+        """Return the time of a compute on a rank: `cost_ns`, or a multiple of it if the seed made the rank slow.
+
+        Args:
+            rank: The rank.
+            cost_ns: Time of the compute without faults.
+            step: The step that has issued the compute; for subclasses with faults in one step.
+        """
         slow = self._random_source(f"rank {rank}").random() < self._slow
         return round(cost_ns * self._slow_factor) if slow else cost_ns
 
     def _random_source(self, name: str) -> Random:
+        """Return a source of random numbers that depend on the seed, the epoch and `name` only."""
         return Random(f"{self._prefix}, {name}")
 
     def _draw_probability(self, name: str, fixed: float | None, scale: tuple[float, float]) -> float:
-        """Return a probability: `fixed`, else drawn by the seed, which leaves out half of the kinds (0)."""
+        """Return the probability of a kind of fault: `fixed`, or one that the seed draws, 0 in half of all cases.
+
+        Args:
+            name: Name of the kind.
+            fixed: The probability that the program has given; None: the seed draws it.
+            scale: Least and greatest probability that is drawn.
+        """
         if fixed is None and self._random_source(f"whether {name}").random() < 0.5:
             return 0.0
         return self._draw_on_scale(name, fixed, scale)
 
     def _draw_on_scale(self, name: str, fixed: float | None, scale: tuple[float, float]) -> float:
-        """Return a figure: `fixed`, else drawn by the seed evenly on a logarithmic scale."""
+        """Return `fixed`, or a value that the seed draws evenly on a logarithmic scale.
+
+        Arguments: see `_draw_probability`.
+        """
         least, most = scale
         share = self._random_source(name).random()
         return fixed if fixed is not None else float(least * (most / least) ** share)
 
     def ordering_tasks(self) -> AbstractContextManager[None]:
-        """Return a context in which Trio runs tasks that are ready at once by age, or shuffled by the seed.
+        """Return a context in which Trio runs tasks that are ready at the same time shuffled by the seed, or by age.
 
         Raises:
             UsageError: In the ``with``, if this version of Trio has no way to choose the order.
@@ -168,7 +193,7 @@ class Fates:
 
 
 class _FixedOrder(Random):
-    """Source of randomness for Trio that keeps the order of tasks."""
+    """A random source for Trio with which tasks run in the order in which they became ready."""
 
     def shuffle(self, x: MutableSequence[object]) -> None:
         """Reverse the tasks, so that the oldest is last: Trio takes them from the end."""

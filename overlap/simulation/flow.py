@@ -1,7 +1,8 @@
-"""Flows, which are work at a rate, and the load that they put on resources. Pure; no Trio.
+"""Flows, such as transfers in flight, and the load that they put on resources. Pure; no Trio.
 
-Shares are whole multiples of 2**-40, so that the sum of the shares on a resource is exact in any order of starts and
-ends. A flow that is never held up reaches its marks at exactly its start plus their work.
+A flow is work that proceeds at a rate; at rate 1 it takes as long as alone. Shares of resources are whole multiples of
+2**-40, so that their sum is exact in any order of starts and ends. A flow that always has rate 1 reaches each mark at
+exactly its start plus the mark's work.
 """
 
 from __future__ import annotations
@@ -20,23 +21,30 @@ _QUANTUM = 2.0**40
 
 
 def quantise(shares: Floats) -> Floats:
-    """Return shares, at most 1, rounded down to whole multiples of the quantum."""
+    """Return shares limited to 1 and rounded down to whole multiples of 2**-40."""
     return np.floor(np.minimum(shares, 1.0) * _QUANTUM) / _QUANTUM
 
 
 class FlowSection(NamedTuple):
-    """Part of the work of a flow, with equal needs throughout."""
+    """A stretch of the work of a flow in which its needs of resources are constant."""
 
-    end_ns: int  # work at which the needs of a flow change
-    resources: Ints  # (needs,) the resources that it needs, each once
-    shares: Floats  # (needs,) how much of each it takes at rate 1: more than 0, and `quantise`
-    needs: dict[int, float]  # `shares` by resource
-    messages: dict[int, float]  # how many of its messages share each resource at a time, by resource
-    most: int  # the largest number of a resource; -1 without resources
+    end_ns: int  # amount of the flow's work at which the section ends
+    resources: Ints  # (needs,) numbers of the resources that it needs
+    shares: Floats  # (needs,) share of each resource that it takes at rate 1: more than 0, and quantised
+    needs: dict[int, float]  # `shares` by number of the resource
+    messages: dict[int, float]  # number of the flow's messages that use a resource at the same time, by resource
+    most: int  # the largest number in `resources`; -1 if there is none
 
     @classmethod
     def of(cls, end_ns: int, resources: Ints, shares: Floats, messages: Floats | None = None) -> FlowSection:
-        """Return a section without resources of share 0; by default one message shares each resource."""
+        """Return a section without the resources whose share is 0.
+
+        Args:
+            end_ns: Work at which the section ends.
+            resources: (needs,) Numbers of resources.
+            shares: (needs,) Share of each resource that the flow takes at rate 1.
+            messages: (needs,) Number of messages that use each resource at the same time; None: one.
+        """
         if not len(shares):
             return cls(end_ns, resources, shares, {}, {}, -1)
         needed = shares > 0
@@ -49,20 +57,24 @@ class FlowSection(NamedTuple):
 
 
 class Flow:
-    """Work in progress at a rate.
+    """Work in progress, counted in the nanoseconds that it takes at rate 1.
+
+    Args:
+        key: Identity of the flow. Marks of several flows at one instant come in the order of the keys.
+        marks_ns: Amounts of work at which something is reported, such as that a rank is done; ascending. The last mark
+            is all of the work.
+        sections: The sections of the work. The last one ends with the work.
+        priority: Priority; lower is more urgent.
+        lane: Lane of the flow, in which older flows come first; None: the flow is in no lane.
 
     Attributes:
-        key: Identity of the flow, and order of its marks in one instant.
-        marks_ns: Work at which parts of it are done, ascending; the last is the end.
-        sections: Needs of each part of the work; the last ends with the work.
+        key, marks_ns, sections, priority, lane: See the arguments.
         section: The present section.
-        priority: Priority; lower is more urgent.
-        lane: Its lane, in which older flows come first; None for none.
-        cap: Upper bound of its rate.
-        rate: Its present rate.
-        started_ns: Instant of its start.
-        age: Number of flows started before it.
-        done_ns: Work done at the last change of its rate.
+        cap: Upper bound of the rate.
+        rate: Present rate.
+        started_ns: Instant of the start.
+        age: Number of flows that started before this flow.
+        done_ns: Work done at the last change of the rate.
     """
 
     __slots__ = (
@@ -95,40 +107,52 @@ class Flow:
         self.started_ns = self._since_ns = 0
         self.done_ns: float = 0.0
         self.age = 0
+        # `_mark` and `_section` are indices: of the next mark, and of the present section. `_due_ns` is the instant at
+        # which the first of the two ends; -1: none at this rate.
         self._mark, self._section, self._due_ns = 0, 0, -1
 
     def __repr__(self) -> str:
         return f"<Flow {self.key}: {self._mark} of {len(self.marks_ns)} marks, rate {self.rate:.3g}>"
 
     def _change_rate(self, now_ns: int, rate: float) -> None:
-        """Add the work done so far at the old rate, and go on at another one."""
+        """Count the work done at the old rate until now, and continue at the new rate."""
         self.done_ns += (now_ns - self._since_ns) * self.rate
         self._since_ns, self.rate = now_ns, rate
 
 
 _age = attrgetter("age")
 
-# Number of needs from which on arrays are faster: 32 needs one by one take 4 us, as does an array of a few hundred.
+# From this number of needs on, arrays are faster than single additions: 32 needs take 4 us one by one, as does an array
+# of a few hundred.
 _WIDE_NEEDS = 48
 
 
 class Occupancy:
-    """Loads and users of all resources. A resource is scarce if its flows, all at rate 1, overfill it."""
+    """The load of each resource, and the flows that use it.
+
+    A resource is scarce if its flows, all at rate 1, would take more than all of it (load > 1).
+
+    Two kinds of flows are stored differently, for speed. Loads of wide flows, with `_WIDE_NEEDS` needs or more, are
+    added as arrays; to find the users of a resource, the array of each wide flow is searched. Loads of other flows are
+    added one by one, and these flows are listed for each resource.
+    """
 
     def __init__(self) -> None:
         self._load = array("d")  # by resource: the sum of the shares of its flows
-        self._loads: Floats = np.frombuffer(self._load)  # a view of that memory
-        self._users: dict[int, dict[Flow, None]] = {}  # flows with few needs
-        self._narrow_flows = 0  # number of these flows that need a resource
-        self._wide: dict[Flow, None] = {}  # flows with many needs
-        self._changed_resources: set[int] = set()  # scarce before or after a change of flows with few needs
-        self._changed_arrays: list[Ints] = []  # the same for flows with many needs, as arrays
+        self._load_view: Floats = np.frombuffer(self._load)  # the same memory, as an array of numpy
+        self._users: dict[int, dict[Flow, None]] = {}  # by resource: its flows that are not wide
+        self._narrow_flows = 0  # number of flows with needs that are not wide
+        self._wide: dict[Flow, None] = {}  # wide flows
+        # Resources whose flows have changed, and that were scarce before or after the change: of other flows, of wide
+        # ones.
+        self._changed_resources: set[int] = set()
+        self._changed_arrays: list[Ints] = []
 
     @property
     def loads(self) -> dict[int, float]:
         """Load of each resource that is in use, with all flows at rate 1."""
-        loaded = np.flatnonzero(self._loads)
-        return dict(zip(loaded.tolist(), self._loads[loaded].tolist(), strict=True))
+        loaded = np.flatnonzero(self._load_view)
+        return dict(zip(loaded.tolist(), self._load_view[loaded].tolist(), strict=True))
 
     @property
     def needs_rates(self) -> bool:
@@ -142,8 +166,8 @@ class Occupancy:
             self._grow_load(section.most + 1)
         if len(section.needs) >= _WIDE_NEEDS:
             self._wide[flow] = None
-            self._loads[section.resources] += section.shares
-            self._mark_scarce(section.resources[self._loads[section.resources] > 1])
+            self._load_view[section.resources] += section.shares
+            self._mark_scarce(flow)
             return
         load, users = self._load, self._users
         self._narrow_flows += bool(section.needs)
@@ -157,48 +181,56 @@ class Occupancy:
                 self._changed_resources.add(number)
 
     def _grow_load(self, least: int) -> None:
-        """Make room for the loads of at least `least` resources; double the room, so that growth is rare."""
-        self._load = array("d", self._load.tobytes() + bytes(8 * max(least - len(self._load), len(self._load))))
-        self._loads = np.frombuffer(self._load)
+        """Enlarge the array of loads to at least `least` resources; at least double it, so that growth is rare."""
+        added = max(least - len(self._load), len(self._load))
+        # An array whose buffer is exported, as to the view here, cannot grow: make a new one.
+        self._load = self._load + array("d", bytes(added * self._load.itemsize))
+        self._load_view = np.frombuffer(self._load)
 
-    def _mark_scarce(self, scarce: Ints) -> None:
-        """Note scarce resources whose flows with many needs have changed."""
-        if len(scarce):
+    def _mark_scarce(self, flow: Flow) -> None:
+        """Record the scarce resources of a wide flow that is added or removed."""
+        if len(scarce := self._scarce_resources(flow)):
             self._changed_arrays.append(scarce)
 
     def remove(self, flow: Flow) -> None:
-        """Remove the needs of a flow's present section."""
+        """Remove the needs of a flow's present section, which `add` has added."""
         section = flow.section
         if len(section.needs) >= _WIDE_NEEDS:
             del self._wide[flow]
-            self._mark_scarce(section.resources[self._loads[section.resources] > 1])
-            self._loads[section.resources] -= section.shares
+            self._mark_scarce(flow)
+            self._load_view[section.resources] -= section.shares
             return
         load, users = self._load, self._users
         self._narrow_flows -= bool(section.needs)
         for number, share in section.needs.items():
             if load[number] > 1:
                 self._changed_resources.add(number)
+            # Exact, as shares are multiples of one quantum: nothing stays when all flows are gone.
             load[number] -= share
             del users[number][flow]
 
     def is_unlimited(self, flow: Flow) -> bool:
-        """Return whether a flow needs no scarce resource."""
+        """Whether a flow needs no scarce resource."""
         if flow in self._wide:
-            return not (self._loads[flow.section.resources] > 1).any()
+            return not len(self._scarce_resources(flow))
         return not any(self._load[number] > 1 for number in flow.section.needs)
 
     def take_affected(self) -> dict[Flow, None]:
-        """Return the flows on resources that have changed, and forget these changes."""
+        """Return the flows on scarce resources whose flows have changed, and forget these changes."""
         numbers, self._changed_resources = self._changed_resources, set()
         arrays, self._changed_arrays = self._changed_arrays, []
         return self._find_users(numbers, arrays)
 
     def _scarce_resources(self, flow: Flow) -> Ints:
-        return flow.section.resources[self._loads[flow.section.resources] > 1]
+        return flow.section.resources[self._load_view[flow.section.resources] > 1]
 
     def _find_users(self, numbers: Collection[int], arrays: Sequence[Ints] = ()) -> dict[Flow, None]:
-        """Return the flows that need any of some resources, given as numbers and as arrays of numbers."""
+        """Return the flows that need any of the given resources.
+
+        Args:
+            numbers: Numbers of resources.
+            arrays: Further numbers, as arrays.
+        """
         users: dict[Flow, None] = {}
         for number in numbers:
             users.update(self._users.get(number, {}))
@@ -214,16 +246,16 @@ class Occupancy:
         return users
 
     def connected_flows(self, flow: Flow) -> tuple[list[Flow], Collection[int] | Ints]:
-        """Return the flows that scarce resources join with a flow, directly or through other flows.
+        """Return the flows that share scarce resources with a flow, directly or through other flows.
 
         Returns:
-            These flows, the oldest first, and the numbers of the scarce resources that join them.
+            These flows, the oldest first, and the numbers of the scarce resources that they share.
         """
         if self._wide:
             return self._connected_wide_flows(flow)
         crowd, scarce, load = {flow: None}, set[int](), self._load
         todo = [flow]
-        for member in todo:
+        for member in todo:  # the list grows in the loop
             further = {number for number in member.section.needs if load[number] > 1 and number not in scarce}
             scarce |= further
             users = self._find_users(further)
@@ -232,10 +264,10 @@ class Occupancy:
         return sorted(crowd, key=_age), scarce
 
     def _connected_wide_flows(self, flow: Flow) -> tuple[list[Flow], Ints]:
-        """Return the same flows as `connected_flows`, faster where some flow needs many resources."""
+        """Return the same as `connected_flows`; faster if there are wide flows."""
         crowd, visited = {flow: None}, np.zeros(len(self._load), np.bool_)
         todo = [flow]
-        for member in todo:
+        for member in todo:  # the list grows in the loop
             scarce = self._scarce_resources(member)
             further = scarce[~visited[scarce]]
             visited[further] = True

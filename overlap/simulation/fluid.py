@@ -1,10 +1,11 @@
-"""Fluid model of sharing: the rate of each flow, and the instants of its marks. Pure; no Trio.
+"""Fluid model of sharing: the rate of each flow, and the instants at which it reaches its marks. Pure; no Trio.
 
-A flow has work, in nanoseconds that it takes alone, and while it proceeds at rate r (1 is alone) it takes the share
-r * u of every resource that it needs in its section. Rates change only when flows start, end, are capped or come to
-another section, and then only those of flows that scarce resources join with these, directly or through others;
-between, everything is linear. SimGrid shares its networks like this (Casanova et al., "Versatile, scalable, and
-accurate simulation of distributed applications and platforms", JPDC 74, 2014).
+The work of a flow is counted in the nanoseconds that it takes alone, at rate 1. At rate r it takes the share r * u of
+each resource that it needs, where u is its share at rate 1 in the present section. Rates change only when a flow
+starts, ends, gets another cap or enters another section; then only the rates of flows change that share scarce
+resources with it, directly or through other flows. In between, progress is linear in time. SimGrid shares networks like
+this (Casanova et al., "Versatile, scalable, and accurate simulation of distributed applications and platforms", JPDC
+74, 2014).
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Fluid:
         self._flows: dict[tuple[object, ...], Flow] = {}
         self._started = 0
         self._occupancy = Occupancy()
-        self._due: dict[int, list[Flow]] = {}  # by the instant at which they are due, unless they have changed since
+        # By instant: flows whose next mark or section was due then. An entry is out of date if `Flow._due_ns` differs.
+        self._due: dict[int, list[Flow]] = {}
         self._due_heap: list[int] = []  # the keys of `_due`
         self._outdated: dict[Flow, None] = {}  # flows that need a new rate
         self._rates = Rates()
@@ -41,11 +43,11 @@ class Fluid:
 
     @property
     def loads(self) -> dict[int, float]:
-        """Load of each resource that is in use, with all flows at rate 1."""
+        """By resource number, the share of its capacity that the flows need if each has rate 1; above 1: overloaded."""
         return self._occupancy.loads
 
     def start(self, now_ns: int, flows: Iterable[Flow]) -> None:
-        """Start flows, at an instant not before the last one. Keys must be new."""
+        """Start flows at an instant, not before the last one. Their keys must differ from those of flows in flight."""
         for flow in sorted(flows, key=_flow_key):
             assert flow.key not in self._flows, f"{flow.key} is in flight"
             flow.started_ns = flow._since_ns = now_ns
@@ -56,13 +58,16 @@ class Fluid:
             self._occupancy.add(flow)
 
     def cap(self, flow: Flow, most: float) -> None:
-        """Limit the rate of a flow, from the instant of the next `update_rates` on."""
+        """Limit the rate of a flow to `most`, from the next `update_rates` on."""
         if flow.cap != most:
             flow.cap = most
             self._outdated[flow] = None
 
     def update_rates(self, now_ns: int) -> int | None:
-        """Compute the rates, once all flows of this instant have started; return the instant of the next mark."""
+        """Compute the rates, once all flows of this instant have started; return the next instant for `advance`.
+
+        It is that of the next mark or section of a flow; None if no flow will reach one at the present rates.
+        """
         if self._outdated or self._occupancy.needs_rates:
             self._update_rates(now_ns)
         while self._due_heap:
@@ -73,14 +78,15 @@ class Fluid:
         return None
 
     def advance(self, now_ns: int) -> list[tuple[Flow, int]]:
-        """Return the marks reached at an instant, as flow and index of the mark, ordered by the keys of flows.
+        """Move to an instant; return the marks that are reached then, as (flow, index of the mark), by key of the flow.
 
-        The last mark ends its flow. `update_rates` must follow before time goes on.
+        The last mark ends its flow. Call `update_rates` before the next instant.
         """
         reached: list[tuple[Flow, int]] = []
         while self._due_heap and self._due_heap[0] <= now_ns:
             due_ns = heappop(self._due_heap)
             for flow in sorted(self._due.pop(due_ns), key=_flow_key):
+                # A flow may reach several marks and sections at one instant. Entries that are out of date are skipped.
                 while flow._due_ns == due_ns:
                     if flow.section.end_ns < flow.marks_ns[flow._mark]:
                         self._enter_next_section(flow)
@@ -94,26 +100,32 @@ class Fluid:
         return reached
 
     def _end_flow(self, flow: Flow) -> None:
+        """Remove a flow that has reached its last mark, and free its shares of resources."""
         del self._flows[flow.key]
+        # This makes all entries of the flow in `_due` out of date.
         flow._due_ns = -1
         self._occupancy.remove(flow)
         self._outdated.pop(flow, None)
 
     def _enter_next_section(self, flow: Flow) -> None:
+        """Let a flow enter its next section, which needs other resources; its rate may change."""
         self._occupancy.remove(flow)
         flow._section += 1
         flow.section = flow.sections[flow._section]
         self._occupancy.add(flow)
+        # A flow below its cap may become faster or slower. A flow at its cap can only become slower: then a resource of
+        # the new section is scarce, which the occupancy has recorded.
         if flow.rate != flow.cap:
             self._outdated[flow] = None
         self._schedule_next(flow)
 
     def _schedule_next(self, flow: Flow) -> None:
-        """Compute the instant at which a flow reaches its next mark or section; none at rate 0."""
+        """Record the instant at which a flow reaches its next mark or the end of its section; none at rate 0."""
         rate = flow.rate
         if not rate:
             flow._due_ns = -1
             return
+        # The next mark, or the end of the section, whichever comes first.
         done_ns, end_ns = flow.marks_ns[flow._mark], flow.section.end_ns
         ahead_ns = round(((done_ns if done_ns < end_ns else end_ns) - flow.done_ns) / rate)
         due_ns = flow._due_ns = flow._since_ns + (ahead_ns if ahead_ns > 0 else 0)
@@ -134,6 +146,7 @@ class Fluid:
         for flow in outdated:
             if flow in rated:
                 continue
+            # Flows that share scarce resources get their rates together.
             if self._occupancy.is_unlimited(flow):
                 self._set_rate(flow, now_ns, flow.cap)
             else:

@@ -1,4 +1,4 @@
-"""Injector of faults into simulated worlds: ranks die, and parts of operations arrive late or never."""
+"""Injector of faults into simulated worlds: ranks die, and a rank's part in an operation arrives late or never."""
 
 from __future__ import annotations
 
@@ -24,11 +24,15 @@ T = TypeVar("T")
 class FaultInjector(Interceptor):
     """Injector of deaths, delays and losses into the ranks of one run.
 
-    Attributes:
-        fates: The draws of faults.
+    Args:
+        fates: Draws the faults.
         kernel: Kernel of the virtual time.
-        members: Rank of each rank in the first world; None: the same.
-        world: The world of the ranks, from its making on.
+
+    Attributes:
+        fates: Draws the faults.
+        kernel: Kernel of the virtual time.
+        members: By rank of this world, the rank's number in the first world; None: the same number.
+        world: The world of the ranks; set once that is made.
     """
 
     fates: Fates
@@ -38,11 +42,16 @@ class FaultInjector(Interceptor):
     def __init__(self, fates: Fates, kernel: Kernel) -> None:
         self.fates, self.kernel = fates, kernel
         self.members: Sequence[int] | None = None
-        self._lives: dict[int, trio.CancelScope] = {}
-        self._delayed: dict[Operation, object] = {}  # tokens of operations that arrive later
+        self._lives: dict[int, trio.CancelScope] = {}  # cancels the program of a rank, by rank
+        self._delayed: dict[Operation, object] = {}  # operations that arrive later, each with a token of its delay
 
     async def live(self, program: Callable[[], Awaitable[T]], context: RankContext) -> T:
-        """Run a rank's program and return its result; a rank that dies waits until the world cancels it."""
+        """Run a rank's program and return its result; if the rank dies, wait until the world cancels this task.
+
+        Args:
+            program: The program.
+            context: The rank.
+        """
         rank = context.rank
         for time_s, member in self.fates.faults.kills:
             if member == (rank if self.members is None else self.members[rank]):
@@ -63,23 +72,29 @@ class FaultInjector(Interceptor):
     # -- operations ----------------------------------------------------------------------------------------------------
 
     def arrive(self, place: Place, operation: Any) -> None:
-        """Let one rank's operation arrive now, later, or never, as `Fates` draws it; kill the rank if it dies at it."""
+        """Let a rank's operation arrive now, later, or never, or kill the rank before or after it, as `Fates` draws.
+
+        Args:
+            place: Where the operation is matched.
+            operation: The operation; its arrays are locked from now on. Operations of a dead rank are ignored.
+        """
         context = operation.context
         if context.rank in self.fates.dead:
             return
-        fate = self.fates.next(context.rank, operation.step)
+        fate = self.fates.next_fate(context.rank, operation.step)
         operation.lock()
 
         def arrive_now() -> None:
-            """Let the operation arrive; then kill its rank if it dies at it."""
+            """Let the operation arrive; then kill its rank if the fate says so."""
             place.match(operation)
             if fate.dies_at is not None:
                 self.kill(context, place_of(operation))
 
+        # An arrival takes no time here, so a rank dies either before it (`dies_at` below 0.5) or after it.
         if fate.dies_at is not None and fate.dies_at < 0.5:
             self.kill(context, place_of(operation))
-        elif fate.lost:  # after `silence_s` the other ranks take the rank for lost
-            self._report_loss(context, f"was not heard in {place_of(operation)}", self.fates.faults.silence_s)
+        elif fate.lost:  # after `silence_s` the other ranks give the rank up
+            self._report_loss(context, f"did not arrive at {place_of(operation)}", self.fates.faults.silence_s)
         elif fate.late_ns:
             due_ns = self.kernel.now_ns + fate.late_ns
             self.kernel.call_at(due_ns, context.rank, self.delay(operation, arrive_now), order=EventOrder.WAKE)
@@ -87,11 +102,11 @@ class FaultInjector(Interceptor):
             arrive_now()
 
     def delay(self, operation: Operation, arrive: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that lets a delayed operation arrive, unless it was withdrawn or has failed by then."""
+        """Return a function that calls `arrive`, unless the operation was withdrawn or has ended by then."""
         token = self._delayed[operation] = object()
 
         def arrive_late() -> None:
-            """Let the operation arrive now, if it is still expected and its rank lives."""
+            """Let the operation arrive now, if it is still expected and its rank is alive."""
             if self._delayed.get(operation) is token:
                 del self._delayed[operation]
                 if not operation.done and operation.context.rank not in self.fates.dead:
@@ -101,34 +116,46 @@ class FaultInjector(Interceptor):
         return arrive_late
 
     def withdraw(self, operation: Operation) -> bool:
-        """Withdraw a receive that is delayed; False if it is not."""
+        """Withdraw a delayed receive, so that it never arrives; return False if it is not delayed."""
         return self._delayed.pop(operation, None) is not None
 
     def starts(self, match: Match, operation: Operation) -> bool:
-        """Whether no rank of the group is dead; else all others wait."""
+        """Whether the operations of a match may start: only if no rank of the group is dead. Otherwise they wait."""
         return self.fates.dead.isdisjoint(operation.port.communicator.members)
 
     # -- deaths --------------------------------------------------------------------------------------------------------
 
     def kill(self, context: RankContext, event: str) -> None:
-        """Kill a rank at an event or an instant; nothing happens if the rank is dead or has ended."""
+        """Kill a rank, unless it is dead or has ended; the other ranks notice after `notice_s`.
+
+        Args:
+            context: The rank.
+            event: Event or instant of the death, for the error.
+        """
         if context.rank not in self.fates.dead and not context.closed:
             self.stop(context.rank)
             self._report_loss(context, f"died at {event}", self.fates.faults.notice_s)
 
     def stop(self, rank: int) -> None:
-        """Stop a rank without a notice to the others."""
+        """Cancel the program of a rank, and count it as dead; other ranks are not notified."""
         self.fates.dead.add(rank)
         self._lives[rank].cancel(reason="stopped by a fault")
 
     def _report_loss(self, context: RankContext, event: str, after_s: float) -> None:
-        """Fail the other ranks after a time with `PeerLostError`, as they notice the loss of a rank."""
-        error = PeerLostError(f"rank {context.rank} {event}, as {self.fates.cause(context.rank)}", culprit=context.rank)
-        fail = partial(self.world.fail_elsewhere, context.rank, error, context.outstanding.lines())
+        """Fail the other ranks with a `PeerLostError` after the time in which they notice the loss of a rank.
+
+        Args:
+            context: The lost rank.
+            event: The end of a sentence about the rank, such as "died at 0.5 s".
+            after_s: Virtual seconds until the other ranks notice the loss.
+        """
+        error = PeerLostError(f"rank {context.rank} {event}, {self.fates.cause(context.rank)}", culprit=context.rank)
+        # the rank's open operations now, for the error
+        fail = partial(self.world.end_by_culprit, context.rank, error, context.outstanding.lines())
         due_ns = self.kernel.now_ns + round(after_s * 1e9)
         self.kernel.call_at(due_ns, context.rank, fail, order=EventOrder.TRANSFER)
 
 
 def place_of(issued: IssuedFuture[object]) -> str:
-    """Return the name and the line of an operation or a compute, at which its rank dies."""
+    """Return the label and line of an operation or compute, for the error of a rank that dies at it."""
     return f"{issued.label} ({issued.call_site})"

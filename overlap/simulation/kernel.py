@@ -1,8 +1,9 @@
-"""Kernel of virtual time, which waits until every task is blocked, then jumps to the next instant.
+"""Kernel of virtual time: it waits until every task is blocked, then jumps to the next instant with an event.
 
-Inside an instant events come in the order of `EventOrder`, then of ranks, then of their making; each kind only once all
-tasks that the kind before has woken are blocked again. Trio may run a batch of tasks in either direction, so tasks of
-different ranks must not race within an instant: events that depend on several of them belong in `EventOrder.RATES`.
+Within an instant, events come in the order of `EventOrder`, then of ranks, then of their creation. Events of one kind
+come only once all tasks that the previous kind has woken are blocked again. Trio may run a batch of tasks in either
+direction, so tasks of different ranks must not race within an instant: events that depend on several ranks belong in
+`EventOrder.RATES`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ T = TypeVar("T")
 
 
 class EventOrder(IntEnum):
-    """Order of events within an instant. Deadlines of Trio come with the first of them."""
+    """Order of events within an instant. Trio's deadlines come together with the first batch of events."""
 
     TRANSFER = 0
     """Communication ends."""
@@ -44,7 +45,7 @@ class EventOrder(IntEnum):
 
 
 _ORDERS, _WAKE_ORDER = len(EventOrder), int(EventOrder.WAKE)
-# New objects: a few hundred for each of a thousand ranks.
+# New objects between two garbage collections: a few hundred for each of a thousand ranks.
 _OBJECTS_BETWEEN_COLLECTIONS = 200_000
 
 
@@ -52,20 +53,22 @@ class Timer:
     """An event at an instant: a callback, or the end of a task's sleep.
 
     Args:
-        rank: Rank that it belongs to, which orders events of an instant.
+        rank: Rank of the event, by which events of an instant are ordered.
+        callback: The function to call; None if a task sleeps.
+        task: The task that sleeps; None for a callback. If both are None, the event is cancelled.
     """
 
     __slots__ = ("callback", "rank", "task")
 
     rank: int
-    callback: Callable[[], None] | None
+    callback: Callable[[], object] | None
     task: Task | None
 
-    def __init__(self, rank: int, callback: Callable[[], None] | None, task: Task | None = None) -> None:
+    def __init__(self, rank: int, callback: Callable[[], object] | None, task: Task | None = None) -> None:
         self.rank, self.callback, self.task = rank, callback, task
 
     def cancel(self) -> None:
-        """Cancel the event; the clock does not stop at an instant without events."""
+        """Cancel the event; the clock skips an instant whose events are all cancelled."""
         self.callback = self.task = None
 
     def _abort_sleep(self, _: object) -> Abort:
@@ -77,12 +80,7 @@ _timer_rank = attrgetter("rank")
 
 
 def _ignore_instant() -> None:
-    """Do nothing, as the default callback of instants."""
-
-
-def _report_no_events() -> bool:
-    """Return False, as the default of `on_idle`."""
-    return False
+    """Do nothing: the default of callbacks."""
 
 
 class Kernel:
@@ -91,12 +89,12 @@ class Kernel:
     Attributes:
         clock: Trio's clock.
         lineage: Names of the tasks.
-        on_stall: Called when every task is blocked and no event is due. It returns the error to end the run with, or
-            None if it has woken a task or added an event, for example by a cancellation.
-        on_idle: Called when every task is blocked and nothing is due but deadlines of Trio. It returns whether it has
-            woken a task or added an event.
-        on_instant: Called when the clock has jumped to the instant of an event.
-        unnoticed: Functions that are called once every task is blocked, and wake none; any thread may append.
+        on_stall: Function that is called when every task is blocked and nothing is due. It returns the error with which
+            the run ends, or None if it has woken a task or added an event, for example by a cancellation.
+        on_idle: Function that is called when every task is blocked and at most deadlines of Trio are due. It returns
+            whether it has woken a task or added an event.
+        on_instant: Function that is called when the clock has jumped to the instant of an event.
+        unnoticed: Functions that are called once every task is blocked; they must wake no task. Any thread may append.
     """
 
     clock: VirtualClock
@@ -105,15 +103,15 @@ class Kernel:
     def __init__(self) -> None:
         self.clock, self.lineage = VirtualClock(), Lineage()
         self.on_stall: Callable[[], BaseException | None] | None = None
-        self.on_idle: Callable[[], bool] = _report_no_events
+        self.on_idle: Callable[[], bool] = lambda: False
         self.on_instant: Callable[[], None] = _ignore_instant
         self.unnoticed: deque[Callable[[], None]] = deque()
-        self._due: dict[int, list[Timer]] = {}  # by instant and order
-        self._due_keys: list[int] = []  # a heap
+        self._due: dict[int, list[Timer]] = {}  # batches of events, by instant * _ORDERS + order
+        self._due_keys: list[int] = []  # the keys of `_due`, as a heap
         self._limit_ns: int | None = None
         self._at_limit: Callable[[], None] = _ignore_instant
-        self._stalled = False
-        self._failure: BaseException | None = None
+        self._stalled = False  # whether `on_stall` was called, and nothing was due since
+        self._failure: BaseException | None = None  # error of the task that moves the clock
 
     def __repr__(self) -> str:
         return f"<Kernel at {self.now_ns} ns: {len(self._due_keys)} batches due>"
@@ -126,22 +124,32 @@ class Kernel:
     # -- events --------------------------------------------------------------------------------------------------
 
     def call_at(
-        self, time_ns: int, rank: int, callback: Callable[[], None], *, order: EventOrder = EventOrder.COMPUTE
+        self, time_ns: int, rank: int, callback: Callable[[], object], *, order: EventOrder = EventOrder.COMPUTE
     ) -> Timer:
         """Call `callback` at an instant, not before the present one.
 
         Args:
             time_ns: The instant.
-            rank: Rank of the event: within an instant and an order the ranks take turns.
+            rank: Rank of the event: events of the same instant and kind come in the order of ranks.
             callback: The function, which must not block; an exception ends the run.
             order: Kind of the event.
+
+        Returns:
+            The event, which can be cancelled.
         """
         assert time_ns >= self.clock.now_ns, f"{time_ns} ns is over, it is {self.clock.now_ns} ns"
         timer = Timer(rank, callback)
+        # One number sorts events by instant, and within an instant by kind.
         self._add_timer(time_ns * _ORDERS + order, timer)
         return timer
 
     def _add_timer(self, key: int, timer: Timer) -> None:
+        """Add an event to its batch.
+
+        Args:
+            key: Instant * _ORDERS + order.
+            timer: The event.
+        """
         batch = self._due.get(key)
         if batch is None:
             self._due[key] = [timer]
@@ -150,11 +158,22 @@ class Kernel:
             batch.append(timer)
 
     def limit(self, time_ns: int, callback: Callable[[], None]) -> None:
-        """Call `callback` at an instant, if the program is not blocked for ever before; there is one such instant."""
+        """Call `callback` at an instant, if the program still runs then; a new limit replaces the last one.
+
+        Args:
+            time_ns: The instant.
+            callback: The function.
+        """
         self._limit_ns, self._at_limit = time_ns, callback
 
     async def sleep_until(self, time_ns: int, *, rank: int = 0) -> None:
-        """Sleep until an instant; if it has passed, until the end of this batch."""
+        """Sleep until an instant; if it has passed, until the tasks of the present instant wake (`EventOrder.WAKE`).
+
+        Args:
+            time_ns: The instant.
+            rank: Rank of the task, by which tasks that wake up in one instant are ordered.
+        """
+        # No callback: the event wakes the task.
         timer = Timer(rank, None, current_task())
         self._add_timer(max(time_ns, self.clock.now_ns) * _ORDERS + _WAKE_ORDER, timer)
         await wait_task_rescheduled(timer._abort_sleep)
@@ -165,8 +184,8 @@ class Kernel:
         """Run `main(*args)` in virtual time, from instant 0, and return its result.
 
         Raises:
-            UsageError: If the program waits for real input or output, or for a thread.
-            OverlapError: If it is blocked for ever and `on_stall` has no other error.
+            UsageError: The program waits for real input or output, or for a thread.
+            OverlapError: The program is blocked forever, and `on_stall` has no other error.
         """
         import trio.testing  # loads pytest where that is installed, for longer than all of Trio takes
 
@@ -174,31 +193,28 @@ class Kernel:
             return trio.run(self._run_in_loop, main, args, clock=self.clock)
 
     async def _run_in_loop(self, main: Callable[..., Awaitable[T]], args: tuple[object, ...]) -> T:
-        """Run the program in virtual time, on this event loop."""
-        with deferring_interrupts():
-            return await self._run_with_driver(main, args)
-
-    async def _run_with_driver(self, main: Callable[..., Awaitable[T]], args: tuple[object, ...]) -> T:
         """Run the program in parallel with the task that moves the clock; return its result, or raise its error."""
-        # No task gets a thread: to_thread.run_sync waits for a token, and `_OutsideWaits` notices it.
-        trio.to_thread.current_default_thread_limiter().total_tokens = 0
-        trio.lowlevel.add_instrument(self.lineage)
-        await trio.testing.wait_all_tasks_blocked()  # Trio's own: they wait for files too
-        outside = _OutsideWaits()
-        results: list[T] = []
-        error: Exception | None = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._drive_clock, outside, nursery.cancel_scope)
-            try:
-                results.append(await main(*args))
-            except Exception as raised:
-                error = raised
-            nursery.cancel_scope.cancel()
-        if self._failure is not None:
-            raise self._failure from error
-        if error is not None:
-            raise error
-        return results[0]
+        with deferring_interrupts():
+            # With 0 tokens no task gets a thread: trio.to_thread.run_sync waits, and `_OutsideWaits` notices that.
+            trio.to_thread.current_default_thread_limiter().total_tokens = 0
+            trio.lowlevel.add_instrument(self.lineage)
+            # `_OutsideWaits` counts the waits of Trio's own tasks for files, once they are blocked.
+            await trio.testing.wait_all_tasks_blocked()
+            outside = _OutsideWaits()
+            results: list[T] = []
+            error: Exception | None = None
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._drive_clock, outside, nursery.cancel_scope)
+                try:
+                    results.append(await main(*args))
+                except Exception as raised:
+                    error = raised
+                nursery.cancel_scope.cancel()
+            if self._failure is not None:
+                raise self._failure from error
+            if error is not None:
+                raise error
+            return results[0]
 
     async def _drive_clock(self, outside: _OutsideWaits, scope: trio.CancelScope) -> None:
         """Move the clock whenever all tasks are blocked, until cancelled; an error here ends the run."""
@@ -214,7 +230,10 @@ class Kernel:
             scope.cancel()
 
     def _advance_until_woken(self) -> None:
-        """Jump on until a task can run; most batches wake none, and a round of Trio costs more than a jump."""
+        """Jump from instant to instant until a task can run, or a stall is handled.
+
+        Most batches of events wake no task, and a round of Trio costs more than a jump.
+        """
         while True:
             statistics = trio.lowlevel.current_statistics()
             if statistics.tasks_runnable or statistics.run_sync_soon_queue_size:
@@ -222,6 +241,7 @@ class Kernel:
             deadline_s = statistics.seconds_to_next_deadline
             deadline_ns = None if deadline_s == inf else self.clock.nearest_ns(self.clock.current_time() + deadline_s)
             batch = self._next_batch()
+            # At most Trio's deadlines are due: `on_idle` may let a task run first.
             if batch is None and self.on_idle():
                 self._stalled = False
                 continue
@@ -229,18 +249,22 @@ class Kernel:
                 self._handle_stall()
                 return
             self._stalled = False
-            if (self._limit_ns is not None and self._reached_limit(deadline_ns)) or self._advance_clock(
-                batch, deadline_ns
-            ):
+            if self._limit_ns is not None and self._jump_to_limit(deadline_ns):
+                return
+            if self._advance_clock(batch, deadline_ns):
                 return
 
-    def _reached_limit(self, deadline_ns: int | None) -> bool:
-        """Jump to the limit and call its callback if it comes before all events; return whether it did."""
-        due = [key // _ORDERS for key in self._due_keys[:1]] + [
-            time_ns for time_ns in (deadline_ns,) if time_ns is not None
-        ]
+    def _jump_to_limit(self, deadline_ns: int | None) -> bool:
+        """If the limit comes before all events and deadlines, jump to it and call its callback; return whether it did.
+
+        Args:
+            deadline_ns: Trio's next deadline; None: there is none.
+        """
+        due_ns = [self._due_keys[0] // _ORDERS] if self._due_keys else []
+        if deadline_ns is not None:
+            due_ns.append(deadline_ns)
         assert self._limit_ns is not None
-        if min(due) < self._limit_ns:
+        if min(due_ns) < self._limit_ns:
             return False
         self.clock.jump(self._limit_ns)
         self._limit_ns = None
@@ -248,7 +272,14 @@ class Kernel:
         return True
 
     def _advance_clock(self, batch: list[Timer] | None, deadline_ns: int | None) -> bool:
-        """Jump to the next instant and run its first batch of events; return whether Trio's deadlines are due then."""
+        """Jump to the next instant and run its first batch of events; return whether Trio's deadlines are due then.
+
+        At least one of the arguments must be given.
+
+        Args:
+            batch: The batch that is due next; None: there is none.
+            deadline_ns: Trio's next deadline; None: there is none.
+        """
         time_ns = deadline_ns
         if batch is not None:
             due_ns = self._due_keys[0] // _ORDERS
@@ -263,7 +294,7 @@ class Kernel:
         return time_ns == deadline_ns
 
     def _run_batch(self, batch: list[Timer]) -> None:
-        """Call the callbacks and wake the tasks of the first batch, by rank."""
+        """Remove the batch that is due next; call its callbacks and wake its tasks, in the order of ranks."""
         del self._due[heappop(self._due_keys)]
         batch.sort(key=_timer_rank)
         for timer in batch:
@@ -275,7 +306,7 @@ class Kernel:
         del timer
 
     def _next_batch(self) -> list[Timer] | None:
-        """Return the batch that is due next, passing over batches that were cancelled whole."""
+        """Return the batch of events that is due next; None if there is none. Removes batches with no event left."""
         while self._due_keys:
             batch = self._due[self._due_keys[0]]
             for timer in batch:
@@ -285,7 +316,12 @@ class Kernel:
         return None
 
     def _handle_stall(self) -> None:
-        """Raise the error of a deadlock, unless `on_stall` resolves it, which it may not do twice in a row."""
+        """Call `on_stall`, and raise the error that it returns, if any.
+
+        Raises:
+            BaseException: The error that `on_stall` returns.
+            OverlapError: There is no `on_stall`, or nothing has been due since it was called last.
+        """
         error = self.on_stall() if self.on_stall is not None and not self._stalled else _blocked_error()
         self._stalled = True
         if error is not None:
@@ -294,7 +330,7 @@ class Kernel:
 
 @contextmanager
 def _rare_garbage_collection() -> Iterator[None]:
-    """Run the garbage collector less often: with the objects of thousands of ranks it took a fifth of the time."""
+    """Run the garbage collector less often in the block: with thousands of ranks it took a fifth of the time."""
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], _OBJECTS_BETWEEN_COLLECTIONS), *before[1:])
     try:
@@ -311,17 +347,17 @@ def _blocked_error() -> OverlapError:
 
 
 class _OutsideWaits:
-    """Waits for files and threads, which take real time; made before the program begins."""
+    """Check that no task waits for files or threads, which would take real time. Make it before the program begins."""
 
     def __init__(self) -> None:
         self._limiter = trio.to_thread.current_default_thread_limiter()
         self._files = _count_file_waits(trio.lowlevel.current_statistics().io_statistics)
 
     def refuse_waits(self, statistics: trio.lowlevel.RunStatistics) -> None:
-        """Refuse real input, output and threads.
+        """Refuse waits for real input and output, and for threads.
 
         Raises:
-            UsageError: With the kind of wait.
+            UsageError: Naming the kind of wait.
         """
         if _count_file_waits(statistics.io_statistics) > self._files:
             raise _outside_wait_error("real input or output (a socket, a pipe or a process)")
@@ -330,7 +366,7 @@ class _OutsideWaits:
 
 
 def _count_file_waits(statistics: object) -> int:
-    """Return the number of tasks that wait for files; the names are those of Trio's backends."""
+    """Return the number of tasks that wait for files, given Trio's `io_statistics`: names differ by platform."""
     names = ("tasks_waiting", "tasks_waiting_read", "tasks_waiting_write", "tasks_waiting_overlapped")
     return sum(getattr(statistics, name, 0) for name in names)
 
@@ -346,7 +382,8 @@ def _outside_wait_error(kind: str) -> UsageError:
 class Lineage(trio.abc.Instrument):
     """Names of tasks by their parents: the third task that task (0, 5) starts is (0, 5, 2).
 
-    A task starts the same tasks in every run, so these names are the same; the order of two tasks in an instant is not.
+    A task starts the same tasks in every run, so names are the same in every run. The order in which Trio runs tasks is
+    not.
     """
 
     def __init__(self) -> None:
@@ -354,11 +391,11 @@ class Lineage(trio.abc.Instrument):
         self._children: dict[Task, int] = {}
 
     def current_name(self) -> tuple[int, ...]:
-        """Return the name of the running task; tasks older than this object have the empty name."""
+        """Return the name of the running task; () for a task that is older than this object."""
         return self._names.get(current_task(), ())
 
     def task_spawned(self, task: Task) -> None:
-        """Give a new task its name: that of its parent, and its number among the children (hook of Trio)."""
+        """Name a new task: the name of its parent, then its number among the parent's children (hook of Trio)."""
         parent = current_task()
         number = self._children.get(parent, 0)
         self._children[parent] = number + 1

@@ -1,7 +1,7 @@
 """Demand of messages between two ranks.
 
-There are as many pairs of ranks as ranks squared, but few kinds of routes: pairs on routes with the same figures, wire
-by wire, take the same time and the same shares, each of memories, processors and wires of its own. So the cost model
+The number of pairs of ranks is quadratic, but there are few kinds of routes. Pairs whose routes have the same figures,
+wire by wire, take the same time, and the same shares of their own memories, processors and wires. So the cost model
 prices each kind of route once. Pure; no Trio.
 """
 
@@ -14,13 +14,17 @@ import numpy as np
 
 from ..collectives.placement import Ints, place
 from ..collectives.schedule import Schedule
-from ..cost import CostParameters, Round, Rounds, cost, on
+from ..cost.clocks import cost
 from ..cost.option import Flat, Price
+from ..cost.parameters import CostParameters
+from ..cost.placed import place_rounds
+from ..cost.remembered import Remembered
+from ..cost.rounds import Round, Rounds
 from .conditions import SlowWires
 from .demand import Demand, Pricing
 from .loads import Resources
 
-# Messages to keep the demand of: training loops send the same ones in every step.
+# Demands to remember: training loops send the same messages in every step.
 _MOST_DEMANDS = 1 << 16
 
 
@@ -29,109 +33,101 @@ class _RankPair:
     """A sender and a receiver, with the price of the route between them."""
 
     ranks: Ints  # (2,) world ranks of sender and receiver
-    # all resources of a message between them, in the same order for pairs on routes of one kind.
+    # Numbers of all resources of a message between them, in the same order for all pairs with the same kind of route.
     resources: list[int]
-    route: tuple[Pricing, list[int]]  # price of the first such pair, and its resources
+    # The kind of route: pricing of the first pair with such a route, and the resources of that pair.
+    route: tuple[Pricing, list[int]]
 
 
 class SimulatedMessages:
-    """Demands of messages.
+    """Demands of messages: their times, and how much of each resource they use.
 
     Args:
-        figures: Parameters of the cost model.
+        figures: Parameters of the cost model for this cluster.
         resources: Resources of the cluster.
-        slow: The jitter of its wires.
+        slow: The slow wires of the cluster.
     """
 
     def __init__(self, figures: CostParameters, resources: Resources, slow: SlowWires) -> None:
         self._figures, self._resources, self._slow = figures, resources, slow
-        self._routes: dict[object, tuple[Pricing, list[int]]] = {}
+        self._routes: dict[object, tuple[Pricing, list[int]]] = {}  # `_RankPair.route`, by the figures of the route
         self._pairs: dict[tuple[int, int], _RankPair] = {}
-        self._demands: dict[tuple[int, int, float, int], Demand] = {}
+        self._demands = Remembered[tuple[int, int, float, int], Demand](_MOST_DEMANDS)
 
     def demand(self, src: int, dst: int, nbytes: float, late_ns: int) -> Demand:
-        """Return the demand of a message; from a rank to itself it is a copy in its memory.
+        """Return the `Demand` of a message; the newest ones are remembered.
+
+        A message from a rank to itself is a copy in the rank's memory.
 
         Args:
             src: World rank of the sender.
             dst: World rank of the receiver.
             nbytes: Bytes of the message.
-            late_ns: Time between the arrivals of sender and receiver, less than 0 if the receiver was first.
+            late_ns: Arrival of the receiver minus arrival of the sender; negative if the receiver was first.
 
         Raises:
-            TopologyError: If no wire joins them.
+            TopologyError: No wire joins the two ranks.
         """
         key = src, dst, nbytes, late_ns
-        demand = self._demands.get(key)
-        if demand is None:
-            if len(self._demands) >= _MOST_DEMANDS:
-                self._demands.clear()
-            demand = self._demands[key] = self._compute_demand(*key)
-        return demand
+        return self._demands.find(key, lambda: self._compute_demand(*key))
 
     def _compute_demand(self, src: int, dst: int, nbytes: float, late_ns: int) -> Demand:
-        """Return the demand of a message: that of its kind of route, on the resources of this pair."""
+        """Return the demand of a message. Arguments: see `demand`.
+
+        The pricing is that of the first pair with the same kind of route. In its demand, the resources of the first
+        pair are replaced by those of this pair.
+        """
         pair = self._pairs.get((src, dst))
         if pair is None:
             pair = self._pairs[src, dst] = self._make_pair(src, dst)
         pricing, resources = pair.route
-        if src == dst:  # the price is that of a group of one rank, and a message has two ends
+        if src == dst:  # priced as a group of one rank; both ends of the message, 0 and 1, are done together
             demand = replace(pricing.demand(nbytes, np.zeros(1, np.int64)), positions=(np.arange(2),))
         else:
             demand = pricing.demand(nbytes, np.array([max(-late_ns, 0), max(late_ns, 0)], np.int64))
-        numbers = dict(zip(resources, pair.resources, strict=True))
-        needed = np.array([numbers[resource] for resource in demand.resources.tolist()], np.int64)
-        return replace(demand, ranks=pair.ranks, resources=needed)
+        resource_of_this_pair = dict(zip(resources, pair.resources, strict=True))
+        replaced = np.array([resource_of_this_pair[resource] for resource in demand.resources.tolist()], np.int64)
+        return replace(demand, ranks=pair.ranks, resources=replaced)
 
     def _make_pair(self, src: int, dst: int) -> _RankPair:
-        """Return the ranks and resources of a pair; the first pair of a kind of route has the kind priced."""
+        """Return the record of a pair; make the pricing of its kind of route if it is the first such pair."""
         ranks = np.array([src] if src == dst else [src, dst])
-        placement = self._slow.slow_placement(place(self._resources.cluster, ranks.tolist()))
+        healthy = place(self._resources.cluster, ranks.tolist())
+        placement = self._slow.slow_placement(healthy)
         ends = np.arange(len(ranks) - 1)
         wires = placement.routes(ends, ends + 1).wire
         blocks = [way[way >= 0] for way, _ in self._resources.ways_out(ranks[:1], ranks[-1:])]
-        resources = np.concatenate(
-            [
-                self._resources.memories(ranks),
-                self._resources.cc_cores(ranks),
-                *blocks,
-                self._resources.wires(wires),
-            ]
-        ).tolist()
+        memories, cores = self._resources.memories(ranks), self._resources.cc_cores(ranks)
+        resources = np.concatenate([memories, cores, *blocks, self._resources.wires(wires)]).tolist()
         figures = placement.wires()
-        wire_figures = (
-            figures.kind[wires].tolist(),
-            figures.latency_s[wires].tolist(),
-            figures.bytes_per_s[wires].tolist(),
+        columns = (
+            placement.device,
+            *(column[wires] for column in (figures.kind, figures.latency_s, figures.bytes_per_s)),
         )
-        # Equal for pairs on routes with the same figures.
-        route_key = repr((placement.device.tolist(), wire_figures, list(map(len, blocks))))
+        # Devices, figures of the wires, and number of ways out on each level: equal for pairs with one kind of route.
+        route_key = repr(([column.tolist() for column in columns], list(map(len, blocks))))
         if route_key not in self._routes:
-            self._routes[route_key] = self._price_route(ranks), resources
+            placed = place_rounds(healthy, _message_rounds(len(ranks)), parameters=self._figures)
+            option = _MessageOption("", "", placed, _refuse_table)
+            self._routes[route_key] = Pricing(option, ranks, self._resources, self._slow), resources
         return _RankPair(ranks=np.array([src, dst]), resources=resources, route=self._routes[route_key])
-
-    def _price_route(self, ranks: Ints) -> Pricing:
-        """Return the pricing of messages between two ranks, or of copies on one rank."""
-        placed = on(
-            place(self._resources.cluster, ranks.tolist()), _message_rounds(len(ranks)), parameters=self._figures
-        )
-        return Pricing(_MessageOption("", "", placed, _refuse_table), ranks, self._resources, self._slow)
 
 
 class _MessageOption(Flat):
-    """A message, without the bounds of a collective, in which many messages share processors and memories."""
+    """The price of a message alone, without the lower bounds of a phase, where many messages share the resources."""
 
     def _price(self, nbytes: float, below_s: float) -> Price:
         return Price(total_s=cost(self.parts[0].placed, nbytes).total_s)
 
 
 def _refuse_table() -> Schedule:
+    """Fail: a message has no schedule, and nothing asks for one."""
     raise AssertionError("this is a bug in overlap: a message has no table")
 
 
 @lru_cache(maxsize=2)
 def _message_rounds(size: int) -> Rounds:
-    """Return one message from rank 0 to rank 1, or a copy on one rank."""
+    """Return the rounds of one message from rank 0 to rank 1 (size 2), or of a copy on one rank (size 1)."""
     none, touched = np.zeros(size), np.ones(size)
     ends = np.zeros(size - 1, np.int64)
     round_ = Round(

@@ -1,103 +1,151 @@
 """Fair rates of flows that share scarce resources. Pure; no Trio.
 
-The most urgent flows come first, and of each lane the oldest; less urgent and younger flows get the rest, as where
-messages queue for a wire. Equals share by message, as messages on wires do: on a full resource all messages get the
-same, so that a flow with seven messages there gets seven times the share of a flow with one, and none more than it
-needs alone.
+Flows take turns: the most urgent flows first, and of each lane its oldest flow; less urgent and younger flows get the
+rest, as if messages queued for a wire. Flows of one turn share by message: on a full resource each message gets the
+same, so a flow with seven messages there gets seven times the share of a flow with one message. No flow gets more than
+it needs alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..collectives.placement import Floats, Ints
+from ..cost.remembered import Remembered
 from .flow import Flow, FlowSection
 
-# Resources and levels whose ratio is less bind together: they differ by the rounding of sums of a few products.
+# Levels whose ratio is less count as equal: they differ only by the rounding of sums.
 _TOLERANCE = 1 + 1e-12
-# Rest of a resource below which it is used up: the rounding of such sums.
+# A resource of which less is free counts as used up: the rest is rounding of sums.
 _LEAST_REST = 1e-12
-# Crowds whose rates are remembered: the microbatches of a step make the same ones again and again.
+# Sets of flows whose rates are remembered: the microbatches of a step have the same ones again and again.
 _MOST_CROWDS = 1 << 12
 
 
 class Rates:
-    """Rates of connected flows, computed once for flows in the same sections.
+    """Computes and remembers the rates of flows that share scarce resources.
 
-    The needs of a crowd's flows determine the scarce resources, so rates depend on nothing but their sections, caps and
-    turns.
+    Rates depend on nothing but the flows' sections, caps and turns: the needs of the flows determine which resources
+    are scarce.
     """
 
     def __init__(self) -> None:
-        self._rates: dict[object, tuple[list[float], list[FlowSection]]] = {}
+        self._rates = Remembered[object, tuple[list[float], list[FlowSection]]](_MOST_CROWDS)
 
     def of(self, flows: Sequence[Flow], scarce: Collection[int] | Ints) -> list[float]:
-        """Return the rates of flows that need scarce resources.
+        """Return the rate of each flow, in the order of `flows`.
 
-        All rates of the flows of a turn rise together until a flow reaches its cap or a resource is used up; the flows
-        affected stay there and the others rise on. Each rises in proportion to the share that its messages would get of
-        the resource that limits it most, if all users of a resource shared it.
+        Turn by turn, the rates of all flows of the turn rise from 0 together. When a flow reaches its cap, or a
+        resource is used up, the flows affected stop, and the others rise further. How fast a flow rises is in
+        proportion to the share that its messages would get of the resource that limits it most.
 
         Args:
-            flows: Flows that need any of them, oldest first.
-            scarce: Numbers of the resources that they overfill together.
+            flows: Flows that need some of the scarce resources, oldest first.
+            scarce: Numbers of the scarce resources, which these flows together would overload.
         """
         key = tuple((id(flow.section), flow.cap) for flow in flows), tuple(map(tuple, _group_turns(flows)))
-        entry = self._rates.get(key)
-        if entry is None:
-            if len(self._rates) >= _MOST_CROWDS:
-                self._rates.clear()
-            # Sections are kept as well: the id of an object is its own only while it lives.
-            entry = self._rates[key] = fair_rates(flows, scarce), [flow.section for flow in flows]
-        return entry[0]
+        # The sections are remembered as well, so that they stay alive: the key has their ids.
+        rates, _ = self._rates.find(key, lambda: (fair_rates(flows, scarce), [flow.section for flow in flows]))
+        return rates
+
+
+class _Needs(NamedTuple):
+    """Which flow needs how much of which scarce resource, as columns with one row for each need."""
+
+    flow: Ints
+    """(needs,) Index of the flow."""
+
+    resource: Ints
+    """(needs,) Index of the resource among all that are needed, from 0."""
+
+    share: Floats
+    """(needs,) Share of the resource that the flow takes at rate 1."""
+
+    messages: Floats
+    """(needs,) Number of the flow's messages that use the resource at the same time."""
+
+    resources: int
+    """Number of different resources that are needed."""
+
+    def sum_by_resource(self, amounts: Floats) -> Floats:
+        """Return (resources,) the sum of the amounts (needs,) of each resource."""
+        # Without any rows, bincount returns integers whatever the amounts.
+        return np.bincount(self.resource, amounts, self.resources).astype(np.float64, copy=False)
 
 
 def fair_rates(flows: Sequence[Flow], scarce: Collection[int] | Ints) -> list[float]:
     """Return the rates of flows that share scarce resources, computed as `Rates.of` describes."""
-    # One row for each pair of a flow and a resource that it needs: `owner` is the flow's index.
-    owner = np.repeat(np.arange(len(flows)), [len(flow.section.resources) for flow in flows])
-    needed = np.concatenate([flow.section.resources for flow in flows])
-    share = np.concatenate([flow.section.shares for flow in flows])
-    message = np.concatenate([np.fromiter(flow.section.messages.values(), np.float64) for flow in flows])
-    numbers = np.fromiter(scarce, np.int64, len(scarce))
-    is_scarce = np.zeros(int(max(needed.max(), numbers.max())) + 1, np.bool_)
-    is_scarce[numbers] = True
-    # Keep the rows of scarce resources only, and number these from 0.
-    limiting = is_scarce[needed]
-    owner, share, message = owner[limiting], share[limiting], message[limiting]
-    names, resource = np.unique(needed[limiting], return_inverse=True)
+    needs = _list_needs(flows, scarce)
     cap = np.array([flow.cap for flow in flows])
     rate = np.zeros(len(flows))
-    free: Floats = np.ones(len(names))
+    free: Floats = np.ones(needs.resources)
     for turn in _group_turns(flows):
         rising = np.zeros(len(flows), np.bool_)
         rising[turn] = True
-        # Slope of a flow: its least rate if all users of each resource shared it by message.
-        total = np.bincount(resource, np.where(rising[owner], message, 0.0), len(names))
-        slope = np.full(len(flows), np.inf)
-        np.minimum.at(slope, owner, message / (share * np.where(total > 0, total, 1.0)[resource]))
-        slope[~rising | np.isinf(slope)] = 1.0
+        slope = _slopes(needs, rising)
         while rising.any():
-            # Rates are level * slope; raise the level to where the first resource is full, or the first cap is met.
-            rise = np.bincount(resource, np.where(rising, slope, 0.0)[owner] * share, len(names))
-            full = np.divide(free, rise, out=np.full(len(names), np.inf), where=rise > 0)
+            # The rate of a flow is level * slope. Raise the level until the first resource is full, or the first flow
+            # is at its cap. `full` and `ceiling` are the levels at which that happens for each.
+            rise = needs.sum_by_resource(np.where(rising, slope, 0.0)[needs.flow] * needs.share)
+            full = np.divide(free, rise, out=np.full(needs.resources, np.inf), where=rise > 0)
             ceiling = np.where(rising, cap / slope, np.inf)
             level = min(full.min(), ceiling.min())
-            stops = rising & (ceiling <= level * _TOLERANCE)
-            stops[owner[(full <= level * _TOLERANCE)[resource] & rising[owner]]] = True
-            rate[stops] = np.where(ceiling <= level * _TOLERANCE, cap, level * slope)[stops]
+            at_cap = ceiling <= level * _TOLERANCE
+            stops = rising & at_cap
+            # Flows that need a resource which is full now stop as well.
+            stops[needs.flow[(full <= level * _TOLERANCE)[needs.resource] & rising[needs.flow]]] = True
+            rate[stops] = np.where(at_cap, cap, level * slope)[stops]
             rising &= ~stops
-            rest = 1.0 - np.bincount(resource, rate[owner] * share, len(names))
+            rest = 1.0 - needs.sum_by_resource(rate[needs.flow] * needs.share)
             free = np.where(rest < _LEAST_REST, 0.0, rest)
     return rate.tolist()
 
 
+def _list_needs(flows: Sequence[Flow], scarce: Collection[int] | Ints) -> _Needs:
+    """Return which flow needs how much of which scarce resource. Arguments: see `Rates.of`."""
+    sections = [flow.section for flow in flows]
+    flow = np.repeat(np.arange(len(flows)), [len(section.resources) for section in sections])
+    needed = np.concatenate([section.resources for section in sections])
+    share = np.concatenate([section.shares for section in sections])
+    messages = np.concatenate([np.fromiter(section.messages.values(), np.float64) for section in sections])
+    scarce_numbers = np.fromiter(scarce, np.int64, len(scarce))
+    is_scarce = np.zeros(int(max(needed.max(), scarce_numbers.max())) + 1, np.bool_)
+    is_scarce[scarce_numbers] = True
+    limiting = is_scarce[needed]
+    numbers, resource = np.unique(needed[limiting], return_inverse=True)
+    return _Needs(flow[limiting], resource, share[limiting], messages[limiting], len(numbers))
+
+
+def _slopes(needs: _Needs, rising: NDArray[np.bool_]) -> Floats:
+    """Return (flows,) how fast the rate of each flow rises, relative to the others.
+
+    It is the rate with which the flow takes a fair share of its tightest resource: the share of its messages among all
+    messages of rising flows there.
+
+    Args:
+        needs: The needs of all flows.
+        rising: (flows,) Whether the rate of each flow still rises; the slope of others is 1.
+    """
+    messages = needs.sum_by_resource(np.where(rising[needs.flow], needs.messages, 0.0))
+    slope = np.full(len(rising), np.inf)
+    part = needs.messages / (needs.share * np.where(messages > 0, messages, 1.0)[needs.resource])
+    np.minimum.at(slope, needs.flow, part)
+    slope[~rising | np.isinf(slope)] = 1.0
+    return slope
+
+
 def _group_turns(flows: Sequence[Flow]) -> list[list[int]]:
-    """Return the indices of flows that share as equals, turn by turn: by priority, then by age within a lane."""
-    older: dict[object, int] = {}  # by lane: its flows so far
-    turns: dict[tuple[int, int], list[int]] = {}
+    """Return the indices of the flows of each turn.
+
+    Turns are ordered by priority. The n-th oldest flow of a lane is in the n-th turn of its priority; a flow without a
+    lane is in the first.
+    """
+    older: dict[object, int] = {}  # by priority and lane: number of flows so far
+    turns: dict[tuple[int, int], list[int]] = {}  # by priority and place in the lane
     for number, flow in enumerate(flows):
         index = 0
         if flow.lane is not None:

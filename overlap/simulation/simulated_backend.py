@@ -1,7 +1,7 @@
 """Simulated backend: the same program on a modelled cluster, in deterministic simulated time.
 
-Functions run at once, in the event loop, and take their stated time. Collectives move their data at once, when all
-ranks have met, and take the time of their schedule on the cluster in the cost model.
+Functions run in the event loop, and end after their stated time. Collectives move their data at once when all ranks
+have met, and end after the time of their schedule on the cluster, by the cost model.
 """
 
 from __future__ import annotations
@@ -30,26 +30,17 @@ from ..runtime.context import RankContext
 from ..runtime.handover import Handover
 from ..runtime.memory.arrays import shape_only
 from ..runtime.world import World
-from . import (
-    CALM,
-    NO_INTERFERENCE,
-    Alike,
-    AlikeBy,
-    ComputeCosts,
-    Conditions,
-    FabricDriver,
-    Fates,
-    Faults,
-    Interference,
-    Kernel,
-    Profile,
-    Roofline,
-    SimulatedFabric,
-)
+from .compute_cost import ComputeCosts, Profile, Roofline
+from .conditions import CALM, NO_INTERFERENCE, Conditions, Interference
+from .fabric import SimulatedFabric
+from .faults import Fates, Faults
 from .injector import FaultInjector
+from .kernel import Kernel
 from .simulated_compute import ComputeStarts, SimulatedCompute
 from .simulated_engine import SimulatedEngine
 from .symmetric_world import SymmetricCommunicators, SymmetricEngine, SymmetricWorld
+from .symmetry import Alike, AlikeBy
+from .traffic import FabricDriver
 
 if TYPE_CHECKING:
     from topology import Cluster
@@ -62,27 +53,28 @@ if TYPE_CHECKING:
 class Virtual:
     """The assumptions of a simulation: pass it as `clock=`, or "virtual" for the defaults."""
 
-    dtype: str = "bfloat16"  # Dtype of computes, for the device's peak
+    dtype: str = "bfloat16"  # Dtype of computes, which selects the device's peak
     efficiency: float = 1.0  # Share of that peak that computes reach, more than 0 and at most 1
-    memory_efficiency: float = 1.0  # Share of the memory's bandwidth that computes reach
-    # A trace file of a real run: computes take the time of those of their name there.
+    memory_efficiency: float = 1.0  # Share of the memory's bandwidth that computes reach, likewise
+    # A trace file of a real run: a compute takes the median time of the computes of its name there.
     profile: str | PathLike[str] | Profile | None = None
     conditions: Conditions = CALM  # Jitter, stragglers and slow wires, by seed
-    # Faults, by seed: `overlap.Faults(seed=17)`; none by default. Ranks are not `alike` then.
+    # Random faults: `overlap.Faults(seed=17)`; none by default. They exclude `alike`.
     faults: Faults | None = None
     # Slow-downs of computes and communication while they overlap; none by default.
     interference: Interference = NO_INTERFERENCE
     peer_direct: bool = True  # Whether network adapters read device memory themselves
     shapes_only: bool = False  # Arrays have shape and dtype, and no data; see `overlap.shape_only`
-    # Classes of ranks that behave alike, so that of each class only the first runs, for all, and the last, as a check:
-    # 1 for all ranks, n for each of n equal blocks of consecutive ranks, such as pipeline stages, or a function that
-    # returns the class of a rank. 0: every rank runs. It needs `shapes_only`, calm conditions, and groups that are rows
-    # of a grid, such as those of meshes. Ranks of a class are done with an operation when the last of them is; a
-    # message on a group is taken to be sent by all ranks like its sender, over the same distance.
+    # Classes of ranks that behave alike. Of each class only two ranks run: the first, which stands for all, and the
+    # last, as a check. 1: all ranks are one class; n: n equal blocks of consecutive ranks, such as pipeline stages, are
+    # the classes; or a function that returns the class of a rank. 0: every rank runs. It needs `shapes_only`,
+    # conditions without jitter, stragglers or slow wires, and groups that are rows of a grid, such as those of meshes.
+    # All ranks of a class are done with an operation when the last of them is. A message is taken to be sent by all
+    # ranks of the sender's class, over the same distance.
     alike: AlikeBy = 0
 
     def meta(self) -> dict[str, str]:
-        """Return the assumptions as a timeline shows them."""
+        """Return the assumptions by name, as texts that a timeline shows."""
         return {
             "dtype": self.dtype,
             "efficiency": f"{self.efficiency:g}",
@@ -96,7 +88,7 @@ class Virtual:
 
 
 class _SharedNotes(dict[int, list[int]]):
-    """Values of an operation by rank of its group, in a dict that supports weak references."""
+    """A dict of the values of an operation, by rank; unlike `dict`, it supports weak references."""
 
     __slots__ = ("__weakref__",)
 
@@ -108,11 +100,11 @@ class SimulatedBackend(Backend):
         assumptions: The assumptions of the simulation.
         cluster: The machine.
         began_ns: Instant at which the world begins.
-        epoch: Epoch of the world.
-        members: Rank of each rank in the first world; None: this is the first.
+        epoch: Number of the world: 0, and one more after each loss.
+        members: By rank of this world, the rank's number in the first world; None: this is the first world.
 
     Raises:
-        UsageError: If the profile cannot be read, or the machine has no peak for the dtype.
+        UsageError: The profile cannot be read, or the machine has no peak for the dtype.
     """
 
     assumptions: Virtual
@@ -121,6 +113,8 @@ class SimulatedBackend(Backend):
     fabric: SimulatedFabric
 
     name: ClockName = "virtual"
+    cleanup_s = 0.0
+    detects_stalls = True
 
     def __init__(
         self,
@@ -134,13 +128,12 @@ class SimulatedBackend(Backend):
         super().__init__()
         self.assumptions, self.shapes_only = assumptions, assumptions.shapes_only
         self.kernel: Kernel = Kernel()
+        # After a loss, time continues from the end of the world before.
         self.kernel.clock.jump(began_ns)
-        self._computes: dict[int, SimulatedCompute] = {}
         self._alike: Alike | None = None
-        self._size = cluster.world_size
-        self._newest_step: int | None = None  # Latest step of any rank
+        self._newest_step: int | None = None  # Step that a rank has begun last
         self._pulse: Callable[[int, int | None], None] | None = None
-        self._notes = WeakValueDictionary[tuple[object, int], _SharedNotes]()  # a page exists while a rank has it
+        self._notes = WeakValueDictionary[tuple[object, int], _SharedNotes]()  # an entry exists while a rank holds it
         fabric = SimulatedFabric(
             cluster,
             peer_direct=assumptions.peer_direct,
@@ -157,23 +150,34 @@ class SimulatedBackend(Backend):
         )
 
     def empty(self, shape: Shape, dtype: np.dtype[np.generic]) -> Array:
-        """Return a new array, or its shape alone if the run has no data."""
+        """Return a new array; with `shapes_only`, one without data."""
         return shape_only(shape, dtype) if self.shapes_only else super().empty(shape, dtype)
 
     def later(self, handover: Handover) -> Callable[[Callable[[], None]], None]:
-        """Return a function that queues calls until all tasks are blocked, as a wake-up could reorder tasks."""
+        """Return a function that queues a call until all tasks are blocked: a wake-up now could reorder tasks."""
         return self.kernel.unnoticed.append
 
     def notes(self, key: object, seq: int) -> dict[int, list[int]]:
-        """Return the values of an operation by rank, the same dict for all ranks."""
+        """Return the values of an operation by rank: one dict for all ranks, which exists as long as a rank holds it.
+
+        Args:
+            key: Key of the group.
+            seq: Number of the operation.
+        """
         return self._notes.setdefault((key, seq), _SharedNotes())
 
     def limit(self, timeout_s: float, stop: Callable[[], None], nursery: trio.Nursery) -> None:
-        """Call `stop` after `timeout_s` of virtual time, unless the program is blocked for ever before."""
+        """Call `stop` after a time, if the program still runs then.
+
+        Args:
+            timeout_s: Virtual seconds.
+            stop: The function, which must not block.
+            nursery: Not used: the kernel calls `stop`.
+        """
         self.kernel.limit(self.kernel.now_ns + round(timeout_s * 1e9), stop)
 
     def meta(self) -> dict[str, str]:
-        """Return the assumptions, and whether the peak of the device has mattered."""
+        """Return the assumptions by name, and "peak" if some compute was priced by the device's peak."""
         return self.assumptions.meta() | ({"peak": "used"} if self._starts.rated else {})
 
     def beat(self, pulse: Callable[[int, int | None], None]) -> None:
@@ -181,7 +185,7 @@ class SimulatedBackend(Backend):
         self._pulse, self.kernel.on_instant = pulse, self._send_pulse
 
     def _send_pulse(self) -> None:
-        """Report the present instant and the newest step, if anyone asked for it."""
+        """Call the function that `beat` was given, if any."""
         if self._pulse is not None:
             self._pulse(self.now_ns(), self._newest_step)
 
@@ -197,19 +201,18 @@ class SimulatedBackend(Backend):
     def world(
         self, size: int, cluster: Cluster, *, algorithm: str | None, check: str | None = None, **settings: Any
     ) -> World:
-        """Return a world in virtual time: with faults, with representatives, or with neither.
+        """Return a world in virtual time. If `assumptions.alike` is set, only representatives of the ranks run.
 
         Args:
-            size: Ranks in the world.
+            size: Number of ranks in the world.
             cluster: The machine.
-            algorithm: The only algorithm to use.
-            check: How arguments are compared; nothing is where ranks represent others.
+            algorithm: The only algorithm to use; None: the cheapest.
+            check: How arguments of ranks are compared; with `assumptions.alike` they are not.
             settings: Further arguments of `World`.
 
         Raises:
-            UsageError: If ranks are to represent others that cannot be like them.
+            UsageError: `assumptions.alike` does not fit the other assumptions, or the number of ranks.
         """
-        self._size = size
         transport, self._alike = NeuronLink(size), _classify_ranks(self.assumptions, size)
         settings |= {"algorithm": algorithm, "backend": self}
         if self._alike is not None and self._injector is None:
@@ -220,7 +223,13 @@ class SimulatedBackend(Backend):
         return world
 
     def communicators(self, engine: BaseEngine) -> Communicators:
-        """Return the communicators of a world, with faults or representatives if it has them."""
+        """Return the communicators of the world: such as inject faults, or such in which one rank stands for others.
+
+        Call it after `world`, which determines the classes of ranks that behave alike.
+
+        Args:
+            engine: The engine of the world.
+        """
         if self._alike is not None and self._injector is None:
             return SymmetricCommunicators(engine, self._alike)
         communicators = super().communicators(engine)
@@ -229,13 +238,18 @@ class SimulatedBackend(Backend):
         return communicators
 
     def compute_stream(self, context: RankContext, lane: str) -> ComputeStream:
-        """Return a stream without a thread."""
-        stream = SimulatedCompute(context, self._starts, lane)
-        self._computes.setdefault(context.rank, stream)  # programs start on a rank's first stream
-        return stream
+        """Return a compute stream of a rank, which has no thread; `lane` is its name in timelines."""
+        return SimulatedCompute(context, self._starts, lane)
 
     def engine(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> BaseEngine:
-        """Return the engine, which prices operations by the cost model."""
+        """Return the engine, which prices operations by the cost model.
+
+        Args:
+            transport: Not used: nothing is sent.
+            cluster: The machine.
+            token: Not used: nothing runs in other threads.
+            algorithm: The only algorithm to use; None: the cheapest.
+        """
         kind = SymmetricEngine if self.assumptions.alike else SimulatedEngine
         return kind(
             self.traffic,
@@ -243,12 +257,11 @@ class SimulatedBackend(Backend):
             algorithm=algorithm,
             peer_direct=self.assumptions.peer_direct,
             shapes_only=self.shapes_only,
-            computes=self._computes,
         )
 
     @contextmanager
     def apply_fault_seed(self) -> Iterator[None]:
-        """Order the tasks of a world by the seed of its faults in the block; errors get the seed as a note."""
+        """In the block, order tasks by the faults' seed, and add the seed to errors; without faults do nothing."""
         if self._injector is None:
             yield
             return
@@ -259,14 +272,18 @@ class SimulatedBackend(Backend):
             error.add_note(self._injector.fates.repeat_text)
             raise
 
-    def step_begins(self, context: RankContext) -> None:
-        """Note the step that a rank begins."""
+    def on_step_begin(self, context: RankContext) -> None:
+        """Record the step that a rank begins, and report it to the function of `beat`."""
         self._newest_step = context.step
         self._send_pulse()
 
 
 def _classify_ranks(assumptions: Virtual, size: int) -> Alike | None:
-    """Return the classes of ranks that behave alike; None if all run. Refuse what makes ranks differ."""
+    """Return the classes of ranks that behave alike; None if all ranks run.
+
+    Raises:
+        UsageError: Arrays have data, there are faults or imperfections, or the classes do not fit the number of ranks.
+    """
     if not assumptions.alike:
         return None
     if not assumptions.shapes_only:
@@ -279,7 +296,7 @@ def _classify_ranks(assumptions: Virtual, size: int) -> Alike | None:
 
 
 def _compute_costs(assumptions: Virtual, cluster: Cluster) -> ComputeCosts:
-    """Return the costs of computes from the profile, if there is one, and the roofline of the cluster."""
+    """Return the costs of computes: of the profile, if there is one, and the cluster's roofline."""
     profile = assumptions.profile
     if profile is not None and not isinstance(profile, Profile):
         profile = Profile.read(profile)
@@ -296,7 +313,7 @@ def parse_clock(clock: object) -> Virtual | None:
     """Return the assumptions of the `clock` argument of `run`; None for the real clock.
 
     Raises:
-        UsageError: If it is no such clock.
+        UsageError: The argument is neither "real", "virtual" nor a `Virtual`.
     """
     if clock == "real":
         return None

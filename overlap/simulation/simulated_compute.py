@@ -1,4 +1,4 @@
-"""Compute streams of a simulation: functions run at once, in the event loop, and take their stated time."""
+"""Compute streams of a simulation: functions run in the event loop, and end after their modelled time."""
 
 from __future__ import annotations
 
@@ -13,24 +13,30 @@ from ..runtime.context import RankContext
 from ..runtime.failure import Failure
 from ..runtime.settling import deliver
 from ..runtime.state import BLOCKED, QUEUED, RUNNING
-from . import ComputeCosts, Conditions, EventOrder, FabricDriver
+from .compute_cost import ComputeCosts
+from .conditions import Conditions
 from .injector import FaultInjector, place_of
-from .kernel import Kernel
+from .kernel import EventOrder, Kernel
+from .traffic import FabricDriver
 
 _rank_and_lane = attrgetter("number", "lane")
 
 
 class ComputeStarts:
-    """Starts of computes in an instant, once every task has issued its operations of that instant.
+    """Starts the computes of all ranks in an instant, once every task has issued its operations of that instant.
 
-    Trio runs the tasks of an instant in any order. So streams take turns by rank, and the computes of several tasks of
-    one rank are in the order of their tasks' starts.
+    Trio runs the tasks of an instant in any order. So streams start in the order of ranks, and the computes of several
+    tasks of one rank in the order in which these tasks were started.
 
     Args:
-        traffic: Carries what computes move.
-        costs: Prices functions.
+        traffic: The transfers in flight, which slow computes down if the two interfere.
+        costs: Prices of functions.
         conditions: Imperfections of the cluster.
-        injector: Injects faults; None: there are none.
+        injector: Injector of faults; None: there are none.
+
+    Attributes:
+        rated: Whether some compute was priced by the peak of the device.
+        alone: Whether communication never slows computes down.
     """
 
     traffic: FabricDriver
@@ -43,17 +49,18 @@ class ComputeStarts:
     ) -> None:
         self.traffic, self.kernel, self.costs, self.conditions = traffic, traffic.kernel, costs, conditions
         self.injector = injector
-        self.rated: bool = False  # whether a compute was priced by the peak of the device
+        self.rated: bool = False
         self.alone: bool = traffic.fabric.interference.off
         self._waiting: list[SimulatedCompute] = []
 
     def start_soon(self, stream: SimulatedCompute) -> None:
-        """Start an idle stream when all tasks of this instant are blocked."""
+        """Call `stream.start` in this instant, when all tasks are blocked."""
         if not self._waiting:
             self.kernel.call_at(self.kernel.now_ns, 0, self._start_streams, order=EventOrder.COMPUTE)
         self._waiting.append(stream)
 
     def _start_streams(self) -> None:
+        """Call `start` on the streams that wait, in the order of ranks and names, not of the tasks' calls."""
         streams, self._waiting = self._waiting, []
         streams.sort(key=_rank_and_lane)
         for stream in streams:
@@ -61,11 +68,11 @@ class ComputeStarts:
 
 
 class SimulatedCompute(ComputeStream):
-    """A rank's compute stream in virtual time: functions run at their start, and end when their cost is over.
+    """A rank's compute stream in virtual time: a function runs when it starts, and its future ends after its cost.
 
     Args:
-        context: What all operations of the rank share.
-        starts: Starts of all ranks.
+        context: State that all operations of the rank share.
+        starts: Starts the computes of all ranks.
         lane: Name of the stream in timelines.
 
     Attributes:
@@ -80,24 +87,26 @@ class SimulatedCompute(ComputeStream):
         self.number, self._starts, self._kernel = context.rank, starts, starts.kernel
         self._computes = 0
         self._jitter = starts.conditions.jitter_of(context.rank)
-        self._issued_now: list[tuple[tuple[int, ...], ComputeFuture[object]]] = []  # issued in this instant, by task
+        # Computes that were issued in this instant, each with the name of the task that issued it (see `Lineage`).
+        self._issued_now: list[tuple[tuple[int, ...], ComputeFuture[object]]] = []
         self._queue: deque[ComputeFuture[object]] = deque()
         self._busy = self._start_pending = self._stopped = False
 
     def price(
         self, name: str, *, seconds: float | None, flops: float | None, bytes_moved: float | None
     ) -> tuple[int, str] | None:
-        """Return the time of a function in nanoseconds, and the limit that decides it.
+        """Return the time of a function in nanoseconds, and its `ComputeClass`; see `ComputeCosts.duration_ns`.
 
-        Raises:
-            UsageError: If no cost is given, or an invalid one.
+        The result is never None, which would mean that the time is measured. Sets `rated` if the time comes from the
+        device's peak.
         """
         cost_ns, limit = self._starts.costs.duration_ns(name, seconds=seconds, flops=flops, bytes_moved=bytes_moved)
+        # Traces say that the peak was used, because it may be for another dtype than that of the functions.
         self._starts.rated = self._starts.rated or (bool(flops) and limit != "seconds")
         return cost_ns, limit
 
     def submit(self, operation: ComputeFuture[object]) -> None:
-        """Queue a function; it starts no sooner than the end of this instant."""
+        """Queue a function; it starts at the end of this instant at the earliest."""
         self._issued_now.append((self._kernel.lineage.current_name(), operation))
         if not self._start_pending:
             self._start_pending = True
@@ -114,18 +123,18 @@ class SimulatedCompute(ComputeStream):
             self._start_next()
 
     def stop(self) -> None:
-        """Start no more functions."""
+        """Start no further functions."""
         self._stopped = True
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         """Return at once: no thread has to end (method of the interface)."""
 
     def _start_next(self) -> None:
-        """Start the first queued function once its arguments exist; nothing happens on a stopped stream."""
+        """Start the first queued function, or arrange that it starts when its arguments exist."""
         self._busy = False
         while self._queue and not self._stopped:
             operation = self._queue[0]
-            if operation.done:  # given up
+            if operation.done:  # cancelled before its start
                 self._queue.popleft()
                 continue
             self._busy = True
@@ -133,7 +142,8 @@ class SimulatedCompute(ComputeStream):
             if pending is not None:
                 if operation.state is QUEUED:
                     operation._enter(BLOCKED)
-                for end in (pending, operation):  # its own end is a cancellation
+                # Look again when the argument exists, and when the compute itself ends, which is by a cancellation.
+                for end in (pending, operation):
                     call_when_done(end, partial(self.context.soon, partial(self._start_if_first, operation)))
             else:
                 self._run_function(self._queue.popleft())
@@ -141,13 +151,14 @@ class SimulatedCompute(ComputeStream):
             return
 
     def _start_if_first(self, operation: ComputeFuture[object]) -> None:
+        """Start the first function, if that is still `operation`; it may have been started or cancelled before."""
         is_first = self._queue and self._queue[0] is operation
         del operation  # as in `_run_function`
         if is_first:
             self._start_next()
 
     def _run_function(self, operation: ComputeFuture[object]) -> None:
-        """Call a function now, and end it after its modelled time; fail at once if its arguments failed."""
+        """Call a function now, and end its future after its modelled time, or now if an argument has failed."""
         started_ns = self._kernel.now_ns
         args, failure = operation.resolve_arguments()
         if failure is not None:
@@ -168,12 +179,17 @@ class SimulatedCompute(ComputeStream):
         del operation, args, on_end, failure
 
     def _time_with_faults_ns(self, operation: ComputeFuture[object], cost_ns: int) -> int:
-        """Return the time of a function with faults; schedule the death of its rank, if that is a fault."""
+        """Return the time of a function with faults; if its rank is to die during it, schedule the death.
+
+        Args:
+            operation: The compute.
+            cost_ns: Time of the compute without faults.
+        """
         injector = self._starts.injector
         if injector is None:
             return cost_ns
-        cost_ns = injector.fates.slow_ns(self.number, cost_ns, operation.step)
-        fate = injector.fates.next(self.number, operation.step)
+        cost_ns = injector.fates.compute_ns(self.number, cost_ns, operation.step)
+        fate = injector.fates.next_fate(self.number, operation.step)
         cost_ns += fate.late_ns
         if fate.dies_at is not None:
             dies_ns = self._kernel.now_ns + round(fate.dies_at * cost_ns)
@@ -181,11 +197,18 @@ class SimulatedCompute(ComputeStream):
         return cost_ns
 
     def _kill_rank(self, operation: ComputeFuture[object], injector: FaultInjector) -> None:
+        """Kill this stream's rank during a compute; the stream starts no further functions."""
         self.stop()
         injector.kill(self.context, place_of(operation))
 
     def _end_after(self, duration_ns: int, kind: str, on_end: Callable[[], None]) -> None:
-        """Call `on_end` after the time of a compute, which the fabric stretches where communication slows it."""
+        """Call `on_end` after the time of a compute; if communication slows computes down, the fabric stretches it.
+
+        Args:
+            duration_ns: Time of the compute alone.
+            kind: Class of the compute, which decides how much communication slows it.
+            on_end: The function to call.
+        """
         if self._starts.alone:
             self._kernel.call_at(self._kernel.now_ns + duration_ns, self.number, on_end)
             return
@@ -198,13 +221,27 @@ class SimulatedCompute(ComputeStream):
     def _record_and_end(
         self, operation: ComputeFuture[object], started_ns: int, value: object, failure: Failure | None
     ) -> None:
-        """Record the span of a function, then settle its future."""
+        """Record the span of a function, then settle its future.
+
+        Args:
+            operation: The compute.
+            started_ns: When it started.
+            value: Result of its function.
+            failure: Error of its function; None if it succeeded.
+        """
         end_ns = self._kernel.now_ns
         info = (*operation.place, operation.issued_ns, operation.step)
         self.context.record(("compute", self.lane, operation.name, started_ns, end_ns, info))
         self._settle_and_continue(operation, value, failure)
 
     def _settle_and_continue(self, operation: ComputeFuture[object], value: object, failure: Failure | None) -> None:
+        """Settle the future of a compute that has ended, then let the stream start the next compute.
+
+        Args:
+            operation: The compute.
+            value: Result of its function.
+            failure: Error of its function, or of an argument; None if it succeeded.
+        """
         if operation.done:  # the world has abandoned it in the meantime
             operation.unlock_arguments(value)
         else:

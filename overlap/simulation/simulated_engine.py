@@ -1,8 +1,8 @@
-"""Simulated engine, which moves data at once, when all ranks have met, and takes the modelled time."""
+"""Engine of virtual time: when all ranks have met, it moves the data at once; ranks finish after the modelled time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -10,19 +10,23 @@ import numpy as np
 
 from ..collectives.kinds import Collective
 from ..collectives.uneven import UnevenSchedule, make_uneven, row_lengths
-from ..cost import Placed, Rounds, cost, rounds
 from ..cost.candidates import place_on_cluster
 from ..cost.choice import Choices
+from ..cost.clocks import cost
 from ..cost.option import AlgorithmOption, Flat
+from ..cost.placed import Placed
+from ..cost.remembered import Remembered
+from ..cost.rounds import Rounds, read_rounds
 from ..cost.select import DIRECT
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.context import RankContext
-from ..runtime.engine.in_process import fit_all, run_here
+from ..runtime.engine.in_process import make_results, run_here
 from ..runtime.match import Match
 from ..runtime.operation import Operation
 from ..runtime.plan import CallPlan
-from . import EventOrder, FabricDriver, FabricTransfer, Kernel, ReachedRanks
-from .simulated_compute import SimulatedCompute
+from .fabric import FabricTransfer, ReachedRanks
+from .kernel import EventOrder, Kernel
+from .traffic import FabricDriver
 
 if TYPE_CHECKING:
     from topology import Cluster
@@ -33,11 +37,11 @@ if TYPE_CHECKING:
 
 
 class ModelledPlan(CallPlan):
-    """Plan of operations in modelled time, once all ranks have met.
+    """Plan of operations that take the modelled time; they start when all ranks have met.
 
     Args:
-        begin: Begins the operation in modelled time.
-        communicator: Of the group and stream.
+        begin: Function that moves the data of a match, and begins the time of the operation.
+        communicator: Communicator of the group and stream.
         call: The call.
     """
 
@@ -56,15 +60,14 @@ class ModelledPlan(CallPlan):
 
 
 class SimulatedEngine(BaseEngine):
-    """Engine that moves data at once, when all ranks have met, and takes the modelled time.
+    """Engine that moves the data of an operation when all ranks have met, and ends it after the modelled time.
 
     Args:
-        traffic: The transfers of the model.
+        traffic: The transfers in flight.
         cluster: The machine.
-        algorithm: The only one to use; by default the cheapest for each operation.
+        algorithm: Name of the only algorithm to use; None: the cheapest one for each operation.
         peer_direct: Whether network adapters read device memory themselves.
         shapes_only: Whether there is no data to move.
-        computes: The compute streams, by rank.
     """
 
     def __init__(
@@ -75,10 +78,9 @@ class SimulatedEngine(BaseEngine):
         algorithm: str | None,
         peer_direct: bool,
         shapes_only: bool,
-        computes: Mapping[int, SimulatedCompute],
     ) -> None:
         self._traffic, self._cluster = traffic, cluster
-        self._peer_direct, self._shapes_only, self._computes = peer_direct, shapes_only, computes
+        self._peer_direct, self._shapes_only = peer_direct, shapes_only
         self._choices = Choices(cluster, algorithm, peer_direct=peer_direct)
         self._uneven = UnevenCosts()
 
@@ -87,13 +89,20 @@ class SimulatedEngine(BaseEngine):
         return True
 
     def carry(self, lane: Lane, send: Message[object], receive: Message[object], pattern: Call) -> None:
-        """Move the data of a message at once, and take its modelled time, unless a receive must have it now."""
+        """Move the data of a message now; send and receive end after the modelled time, or now if `receive.at_once`.
+
+        Args:
+            lane: Lane of the message.
+            send: The send.
+            receive: The receive.
+            pattern: Call of both, with dtype and shape.
+        """
         match = Match([send, receive])
         match.pattern = pattern
         if not receive.at_once:
             self._move_and_begin(lane, match)
             return
-        receive.fit(pattern)
+        receive.fit(pattern)  # a receive of any length gets its memory
         if not self._shapes_only:
             run_here([send, receive], pattern)
         now_ns = self._traffic.kernel.now_ns
@@ -102,34 +111,50 @@ class SimulatedEngine(BaseEngine):
             operation.finish(now_ns, meeting)
 
     def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
-        """Call `look` when all tasks are blocked in this instant, whatever their order."""
+        """Call `look` later in this instant, when all tasks are blocked, so that the order of tasks does not matter.
+
+        Args:
+            context: The rank for which to call it: several calls are made in the order of ranks.
+            look: The function, which must not block.
+        """
         kernel = self._traffic.kernel
         kernel.call_at(kernel.now_ns, context.rank, look, order=EventOrder.RATES)
 
     def plan(self, communicator: Communicator, call: Call, operation: Operation) -> CallPlan:
-        """Return the plan, which takes the time of the model."""
+        """Return the plan of a call, which takes the modelled time.
+
+        Args:
+            communicator: Communicator of the group and stream.
+            call: The call.
+            operation: The operation; the plan does not depend on it.
+        """
         return ModelledPlan(self._move_and_begin, communicator, call)
 
     async def aclose(self) -> None:
-        """Return at once, as nothing runs in the background."""
+        """Return at once: nothing runs in the background."""
 
     # -- time ----------------------------------------------------------------------------------------------------
 
     def _move_and_begin(self, communicator: Communicator | Lane, match: Match) -> None:
         """Move the data of all ranks at once, and begin the modelled time of the operation."""
-        operations, pattern = _arrived_operations(match), _matched_call(match)
+        operations, pattern = cast("list[Operation]", match), cast("Call", match.pattern)  # all have arrived
         if self._shapes_only:  # there is no data to lock or to move
-            fit_all(operations, pattern)
+            make_results(operations, pattern)
         else:
             for operation in operations:
                 operation.lock()
             with np.errstate(all="ignore"):
                 run_here(operations, pattern)
-        self._begin_transfer(communicator, match)
+        self._begin_transfer(communicator, operations, pattern)
 
-    def _begin_transfer(self, communicator: Communicator | Lane, match: Match) -> None:
-        """Begin the transfer of an operation; its ranks finish as the fabric reports them."""
-        operations, pattern = _arrived_operations(match), _matched_call(match)
+    def _begin_transfer(self, communicator: Communicator | Lane, operations: list[Operation], pattern: Call) -> None:
+        """Begin the transfer of an operation; ranks finish when the fabric reports that they are done.
+
+        Args:
+            communicator: Communicator or lane of the operation.
+            operations: The operations of all ranks; of a message, the send and the receive.
+            pattern: Call of all ranks, with dtype and shape.
+        """
         arrivals_ns = [operation.started_ns for operation in operations]
         transfer = self._make_transfer(communicator, operations, pattern, arrivals_ns)
         on_reached = partial(_finish_reached, operations, pattern, max(arrivals_ns), self._traffic.kernel)
@@ -140,14 +165,23 @@ class SimulatedEngine(BaseEngine):
     def _make_transfer(
         self, communicator: Communicator | Lane, operations: list[Operation], pattern: Call, arrivals_ns: list[int]
     ) -> FabricTransfer:
-        """Return the transfer of a message or collective, by the chosen algorithm."""
+        """Return the transfer of a message, or of a collective with the chosen algorithm.
+
+        Sets the name of the algorithm in the operations of a collective.
+
+        Args:
+            communicator: Communicator or lane of the operation.
+            operations: The operations of all ranks; of a message, the send and the receive.
+            pattern: Call of all ranks.
+            arrivals_ns: Arrival of each operation, in the order of `operations`.
+        """
         fabric, name = self._traffic.fabric, str(communicator.key)
-        # Messages count from 0 again once a pair has been at rest; the instant makes their keys unique.
+        # Numbers of messages begin at 0 again after a pair had none under way: the instant makes keys unique.
         key = ("comm", name, operations[0].seq, max(arrivals_ns))
         priority = min([operation.priority for operation in operations])
         if pattern.kind is Collective.P2P:
             (src, dst), late_ns = communicator.members, arrivals_ns[-1] - arrivals_ns[0]
-            # Whatever their tags, messages of a pair leave in the order of their sends.
+            # Messages of a pair leave in the order of their sends, whatever their tags: they share one lane.
             return fabric.message(key, src, dst, pattern.nbytes, late_ns=late_ns, priority=priority, lane=(src, dst))
         option, nbytes = self._price_operation(communicator.members, pattern)
         for operation in operations:
@@ -158,10 +192,24 @@ class SimulatedEngine(BaseEngine):
         )
 
     def _choose_option(self, members: tuple[int, ...], pattern: Call, *, like: str = "") -> AlgorithmOption:
+        """Return the chosen option of a call.
+
+        Args:
+            members: World ranks in group order.
+            pattern: The call.
+            like: Algorithm that similar groups use, to be preferred; "": there are none.
+        """
         return self._choices.plan(pattern, members, like=like).option
 
     def _price_operation(self, members: tuple[int, ...], pattern: Call) -> tuple[AlgorithmOption, float]:
-        """Return the option of an operation, and the bytes to price; blocks that differ are priced one by one."""
+        """Return the option of a collective, and the number of bytes by which to price it.
+
+        If blocks differ in size, these are from `UnevenCosts`.
+
+        Args:
+            members: World ranks in group order.
+            pattern: Call of all ranks.
+        """
         option = self._choose_option(members, pattern)
         if not pattern.counts or option.algorithm == DIRECT:
             return option, pattern.nbytes
@@ -169,76 +217,77 @@ class SimulatedEngine(BaseEngine):
         return self._uneven.price(option, pattern, members, placed)
 
 
-def _arrived_operations(match: Match) -> list[Operation]:
-    return cast("list[Operation]", match)
-
-
-def _matched_call(match: Match) -> Call:
-    return cast("Call", match.pattern)
-
-
 def _finish_reached(
     operations: Sequence[Operation], pattern: Call, met_ns: int, kernel: Kernel, reached: ReachedRanks
 ) -> None:
+    """Finish the operations of the ranks that are done with a transfer.
+
+    Args:
+        operations: The operations of all ranks.
+        pattern: Call of all ranks.
+        met_ns: When the last rank arrived.
+        kernel: Kernel of the virtual time; ranks finish at its present instant.
+        reached: The ranks that are done, as positions in `operations`.
+    """
     match, now_ns = operations[0].describe(pattern, met_ns), kernel.now_ns
     for position in reached.positions.tolist():
         operations[position].finish(now_ns, match)
 
 
-# Number of ranks beyond which tables take seconds: blocks are then priced as equal ones with the same sum of bytes.
+# With more ranks than this, a table would take seconds: blocks are priced as equal ones with the same sum of bytes.
 _MOST_TABLE_RANKS = 512
-# Prices to keep: calls of experts have new counts in every step.
+# Prices to remember: calls in a mixture of experts have new counts in every step.
 _MOST_PRICES = 256
 
 _OptionAndBytes: TypeAlias = tuple[AlgorithmOption, float]
 
 
 class UnevenCosts:
-    """Prices of calls with blocks that differ, in one world."""
+    """Prices of collectives whose ranks send blocks of different sizes, remembered for one world."""
 
     def __init__(self) -> None:
-        self._tables: dict[tuple[AlgorithmOption, int], UnevenSchedule] = {}
-        self._prices: dict[tuple[Call, tuple[int, ...]], _OptionAndBytes] = {}
+        # Schedule for blocks of any sizes, by option and number of slices.
+        self._tables = Remembered[tuple[AlgorithmOption, int], UnevenSchedule](_MOST_PRICES)
+        # Result of `price`, by call, which has the sizes of the blocks, and world ranks.
+        self._prices: Remembered[tuple[Call, tuple[int, ...]], _OptionAndBytes] = Remembered(_MOST_PRICES)
 
     def price(
         self, even: AlgorithmOption, call: Call, members: tuple[int, ...], placed: Callable[[Rounds], Placed]
     ) -> _OptionAndBytes:
-        """Return the option and the bytes by which to price a call; equal blocks are taken for many ranks.
+        """Return the option, and the number of bytes, by which to price a call with blocks of different sizes.
+
+        With more than `_MOST_TABLE_RANKS` ranks, blocks are taken to be equal: the result is `even` and the call's
+        bytes.
 
         Args:
-            even: The option of the call with equal blocks.
-            call: The call.
+            even: The option of the call if blocks were equal.
+            call: The call, with the sizes of the blocks.
             members: World ranks in group order.
             placed: Function that places rounds on the machine.
         """
         if len(members) > _MOST_TABLE_RANKS:
             return even, call.nbytes
-        price = self._prices.get((call, members))
-        if price is None:
-            if len(self._prices) >= _MOST_PRICES:
-                self._prices.clear()
-            price = self._prices[call, members] = self._compute_price(even, call, placed)
-        return price
+        return self._prices.find((call, members), lambda: self._compute_price(even, call, placed))
 
     def _compute_price(self, even: AlgorithmOption, call: Call, placed: Callable[[Rounds], Placed]) -> _OptionAndBytes:
-        """Return an option with the table of these blocks, or the even one with bytes that take as long."""
-        # Slices that are pipelined through phases have no price as one table; the additional bytes are those of the
-        # table in one piece.
-        phased = len(even.parts) > 1
-        table = self._uneven_table(even, 1 if phased else even.price(call.nbytes).slices)
-        differing = placed(rounds(table, row_lengths(table, call.counts)))
-        if not phased:
-            return Flat(even.algorithm, even.detail, differing, lambda: table), call.nbytes
-        equal, nbytes = placed(rounds(table)), call.nbytes
-        without_s, equal_s = cost(equal, 0).total_s, cost(equal, nbytes).total_s
-        differing_s = cost(differing, nbytes).total_s
-        return even, nbytes * (differing_s - without_s) / (equal_s - without_s) if equal_s > without_s else nbytes
+        """Compute the result of `price`.
 
-    def _uneven_table(self, even: AlgorithmOption, slices: int) -> UnevenSchedule:
-        """Return the schedule of an option for blocks of any sizes, made once for each number of slices."""
-        table = self._tables.get((even, slices))
-        if table is None:
-            if len(self._tables) >= _MOST_PRICES:
-                self._tables.clear()
-            table = self._tables[even, slices] = make_uneven(even.schedule(slices))
-        return table
+        For an option with one phase: an option with the schedule of these blocks, and the call's bytes. For several
+        phases: `even`, and the number of bytes with which equal blocks take as long as these blocks.
+
+        Arguments: see `price`.
+        """
+        nbytes, is_phased = call.nbytes, len(even.parts) > 1
+        # Slices that are pipelined through phases have no price as one table. So both kinds of blocks are compared in
+        # one slice.
+        slices = 1 if is_phased else even.price(nbytes).slices
+        table = self._tables.find((even, slices), lambda: make_uneven(even.schedule(slices)))
+        uneven = placed(read_rounds(table, row_lengths(table, call.counts)))
+        if not is_phased:
+            return Flat(even.algorithm, even.detail, uneven, lambda: table), nbytes
+        equal = placed(read_rounds(table))
+        latency_s, equal_s, uneven_s = cost(equal, 0).total_s, cost(equal, nbytes).total_s, cost(uneven, nbytes).total_s
+        if equal_s <= latency_s:
+            return even, nbytes
+        # A time is latency + bytes * factor: scale the bytes so that equal blocks take `uneven_s`.
+        return even, nbytes * (uneven_s - latency_s) / (equal_s - latency_s)

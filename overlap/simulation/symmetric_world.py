@@ -1,7 +1,7 @@
-"""Simulated worlds of representatives: the groups, messages and prices of a few ranks that are run for all.
+"""Simulated worlds in which only a few ranks run, and stand for all: their groups, messages and prices.
 
-A rank issues on its own group, and the groups of all ranks like it are taken to do the same at the same time. So one
-communicator has all these groups, and matches the operations of the simulated ranks only.
+A rank issues operations on its group. The groups of all ranks of the same class are taken to do the same at the same
+time. So one communicator stands for all these groups, and matches the operations of the simulated ranks only.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ from numpy.typing import NDArray
 from ..collectives.call import Call
 from ..collectives.kinds import Collective
 from ..collectives.placement import Ints
+from ..cost.remembered import Remembered
 from ..errors import UsageError
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
 from ..runtime.failure import Failure
 from ..runtime.inbox import Inbox
-from ..runtime.lane import Lane, LaneName
-from ..runtime.match import Key, Match, RankCall, minority_and_majority, mismatch
+from ..runtime.lane import Lane, LaneName, QueueName
+from ..runtime.match import Key, Match, RankCall, minority_and_majority, mismatch_error_maker
 from ..runtime.message import Message
 from ..runtime.operation import Operation
 from ..runtime.world import World
 from ..units import format_ns
-from . import Alike, AlikeGroups, Demand, FabricTransfer, group_by_unit, join_demands
+from .demand import Demand
+from .fabric import FabricTransfer
 from .simulated_engine import SimulatedEngine
+from .symmetry import Alike, AlikeGroups, group_by_unit, join_demands
 
 if TYPE_CHECKING:
     from topology import Cluster
@@ -39,13 +42,13 @@ T = TypeVar("T")
 
 
 class SymmetricWorld(World):
-    """A world in which only the representatives run.
+    """A world in which only the first and the last rank of each class run.
 
     Args:
-        size: Ranks in the world.
+        size: Number of ranks in the world.
         cluster: The machine.
-        transport: Transport of all ranks; nothing travels.
-        alike: Classes of the ranks, with their representatives.
+        transport: Transport of all ranks; nothing is sent.
+        alike: Classes of the ranks, and the ranks that run.
         settings: Further arguments of `World`.
     """
 
@@ -58,34 +61,55 @@ class SymmetricWorld(World):
     async def live(
         self, main: Callable[..., Awaitable[T]], args: tuple[object, ...], timeout_s: float | None
     ) -> list[T]:
-        """Run `main` on the simulated ranks; the result of each rank is that of its representative."""
+        """Run `main` on the simulated ranks; return a result for every rank, that of its representative.
+
+        Args:
+            main: The program of each rank.
+            args: Further arguments of `main`.
+            timeout_s: Virtual seconds after which the run ends with an error; None: never.
+        """
         results = await super().live(main, args, timeout_s)
         representatives = self._alike.representatives(np.arange(self.size), self._alike.simulated)
         return [results[index] for index in representatives.tolist()]
 
     def check_group(self, ranks: tuple[int, ...]) -> None:
-        """Check this group and all groups that behave like it."""
+        """Check a group, and all groups that behave like it. Raises the errors of `World.check_group`."""
         for row in self._alike.rows(ranks).tolist():
             super().check_group(tuple(row))
 
 
 class SymmetricCommunicators(Communicators):
-    """The communicators of a world in which only the representatives run."""
+    """The communicators of a world in which only a few ranks run.
+
+    Args:
+        engine: Carries out operations.
+        alike: Classes of the ranks, and the ranks that run.
+    """
 
     def __init__(self, engine: BaseEngine, alike: Alike) -> None:
         super().__init__(engine)
         self._alike = alike
-        # The pairs of messages from one class to another, their simulated ranks and their stream: equal for all tags.
+        # By group, distance and members of a message: the pairs of ranks with such messages, the simulated senders and
+        # receivers among them, and a name for their stream. Equal for all tags.
         self._pairs: dict[tuple[object, ...], tuple[Ints, list[list[int]], str]] = {}
 
     def get_or_make(self, key: Key, name: str) -> Communicator:
-        """Return the communicator of all groups like one."""
+        """Return the communicator of all groups that behave like a given group.
+
+        Args:
+            key: Key of the given group and its stream.
+            name: Name of the group.
+
+        Raises:
+            UsageError: Ranks of the same classes are in other groups.
+        """
         rows = self._alike.rows(key.ranks)
+        # The first row stands for all rows in the key, so that all ranks of a class find the same communicator.
         shared = key._replace(ranks=tuple(rows[0].tolist()))
         return self._shared_communicator(shared, name, rows, [self._simulated_among(rows)])
 
     def _ranks_here(self, key: Key) -> tuple[Key, int]:
-        """Return the key of all groups like one, and the number of their simulated ranks."""
+        """Return the key of all groups that behave like a given group, and the number of simulated ranks in them."""
         rows = self._alike.rows(key.ranks)
         return Key(tuple(rows[0].tolist()), key.occurrence, ""), len(self._simulated_among(rows))
 
@@ -94,12 +118,21 @@ class SymmetricCommunicators(Communicators):
         return SymmetricInbox(self)
 
     def find_pairs(self, key: Key, name: str, members: tuple[int, ...]) -> SymmetricCommunicator:
-        """Return the pairs of ranks of the classes of two ranks at the same distance, which have one communicator."""
+        """Return the communicator of all messages that behave like those of a given pair of ranks.
+
+        They go from ranks of the sender's class to ranks of the receiver's class, over the same distance in the group.
+
+        Args:
+            key: Key of the messages of the given pair: group, source, destination and tag.
+            name: Name of the group.
+            members: World ranks of the given pair: sender and receiver.
+        """
         rows = self._alike.rows(key.ranks)
         shift, classes = (key.dst - key.src) % rows.shape[1], self._alike.classes
         pairs_key = key.ranks, shift, members
         if pairs_key not in self._pairs:
-            # (pairs, 2) Each rank of a row with the one `shift` places on; of them pairs of the classes of `members`.
+            # (pairs, 2): each rank of a row with the rank `shift` places further on, round the row. Of these, keep the
+            # pairs whose classes are those of `members`.
             pairs = np.stack([rows, np.roll(rows, -shift, axis=1)], axis=-1).reshape(-1, 2)
             pairs = pairs[(classes[pairs] == classes[list(members)]).all(axis=1)]
             class_names = ", ".join(map(str, classes[list(members)].tolist()))
@@ -115,19 +148,20 @@ class SymmetricCommunicators(Communicators):
     def _shared_communicator(
         self, key: Key, name: str, rows: Ints, sides: Sequence[list[int]]
     ) -> SymmetricCommunicator:
-        existing = self.find(key) or self.keep(SymmetricCommunicator(self, key, name, rows, sides, self._alike))
+        """Return the communicator with a key; make it if there is none. Arguments: see `SymmetricCommunicator`."""
+        existing = self.find(key) or self.add(SymmetricCommunicator(self, key, name, rows, sides, self._alike))
         assert isinstance(existing, SymmetricCommunicator)
         return existing
 
 
 class SymmetricLane(Lane):
-    """Messages of one rank that stand for those of all ranks like it.
+    """Messages of one simulated rank, which stand for the messages of all ranks of its class.
 
     Args:
-        name: Name of the lane of the rank.
+        name: Name of the lane.
         group: Key of the group.
-        pairs: Where messages of all pairs meet.
-        place: Distance of the pair.
+        pairs: Communicator in which the messages of all such pairs are matched.
+        place: Index of the rank in `pairs.members`.
     """
 
     __slots__ = ("pairs", "place")
@@ -136,45 +170,54 @@ class SymmetricLane(Lane):
     place: int
 
     def __init__(self, name: LaneName, group: Key, pairs: SymmetricCommunicator, place: int) -> None:
-        lane: Lane = self  # which declares these
-        lane.name, lane.group, lane.by_wire = name, group, False
-        lane.lines, lane.arrived, lane.numbers, lane.returned = (deque(), deque()), [None, None], [0, 0], []
+        # A `Lane` has no constructor: its creator sets the attributes, as `Inbox.open_lane` does for usual lanes.
+        self.name, self.queue, self.src = name, QueueName(*name[:3]), name[3]
+        self.group, self.by_wire = group, False
+        self.lines, self.arrived = (deque(), deque()), [None, None]
+        self.numbers, self.returned = [0, 0], []
         self.pairs, self.place = pairs, place
 
     def missing(self, message: Message[object]) -> list[int]:
         """Return the simulated ranks that have not arrived at a message."""
         match = self.pairs.open_matches.get(message.seq, ())
+        # Without an open match the list is empty.
         return [rank for rank, end in zip(self.pairs.members, match, strict=False) if end is None]
 
 
 class SymmetricInbox(Inbox):
-    """Inbox of the messages of all pairs of ranks that behave alike: the simulated ones match by their numbers."""
+    """Inbox of a world in which only a few ranks run: messages are matched by number, over all simulated ranks."""
 
     shared: SymmetricCommunicators
     _engine: SymmetricEngine
 
     def __init__(self, shared: SymmetricCommunicators) -> None:
         super().__init__(shared)
-        self._lanes: dict[tuple[Key, int], SymmetricLane] = {}  # by the key of their pairs and the place of their rank
+        self._lanes: dict[tuple[Key, int], SymmetricLane] = {}  # by key of the pairs, and place of the rank in them
 
-    def admit(self, message: Message[object]) -> bool:
-        """Put a message into the lane of its rank, and number it; return whether it is the first there."""
+    def enqueue(self, message: Message[object]) -> bool:
+        """Add a message to the lane of its rank, and number it; return whether it is the first one in the lane.
+
+        Raises:
+            UsageError: A receive does not name its source.
+        """
         if message.peer is None:
             raise UsageError("src: where ranks represent others, a receive must name its source; pass src=")
         name, group = message.messages.lane_name(message), message.member.key
-        key = Key(group.ranks, group.occurrence, "", src=name[3], dst=name[1], tag=name[2])
+        _, dst, tag, src = name
+        key = Key(group.ranks, group.occurrence, "", src=src, dst=dst, tag=tag)
         pairs = self.shared.find_pairs(key, message.member.name, message.members)
         place = pairs.place(message.receives, message.context.rank)
         lane = self._lanes.get((pairs.key, place))
         if lane is None:
             lane = self._lanes[pairs.key, place] = SymmetricLane(name, group, pairs, place)
-        line, number = lane.lines[message.receives], lane.numbers[message.receives]
-        message.lane, message.seq, lane.numbers[message.receives] = lane, number, number + 1
+        end = message.receives  # as an index of `lines` and `numbers`: 0 for a send, 1 for a receive
+        line, message.lane, message.seq = lane.lines[end], lane, lane.numbers[end]
+        lane.numbers[end] += 1
         line.append(message)
         return line[0] is message
 
     def match(self, message: Message[object]) -> None:
-        """Begin the transfer of a message once all simulated ranks of both classes have arrived."""
+        """Begin the transfer of a message once all simulated ranks have arrived; fail all if their calls differ."""
         lane = message.lane
         assert type(lane) is SymmetricLane
         pairs = lane.pairs
@@ -184,12 +227,12 @@ class SymmetricInbox(Inbox):
         if match.arrived < len(pairs.members):
             return
         del pairs.open_matches[message.seq]
-        # All ends have come: they must agree, as those of a message between two ranks.
+        # All have arrived: their calls must agree, as those of a message between two ranks.
         calls = [RankCall(end.context.rank, end.call, end.call_site) for end in match.ends]
         match.pattern = next((rank.call for rank in calls if rank.call.dtype is not None), None)
         if match.pattern is None or not all(match.pattern.agrees(rank.call) for rank in calls):
             few, many = minority_and_majority(calls)
-            error = mismatch(message.member.name, message.seq, few[0], many[0])
+            error = mismatch_error_maker(message.member.name, message.seq, few[0], many[0])
             for end in match.ends:
                 end.fail(Failure(error()))
             return
@@ -197,18 +240,22 @@ class SymmetricInbox(Inbox):
 
 
 class SymmetricCommunicator(Communicator):
-    """Communicator of the operations of all groups that behave alike, or of the messages of all pairs.
+    """Communicator of all groups, or of all pairs of sender and receiver, that behave alike.
 
     Args:
         shared: The communicators of the world.
-        key: Its key.
+        key: Key of the communicator.
         name: Name of the group.
-        sides: Ranks that behave alike.
+        rows: (groups, ranks of each) World ranks of the groups; for messages, (pairs, 2).
+        sides: For collectives one list: the simulated ranks in `rows`. For messages two: the simulated senders, and the
+            simulated receivers. Joined, they are `members`.
+        alike: Classes of the ranks, and the ranks that run.
 
     Attributes:
-        rows: (groups, ranks of each) World ranks.
-        representatives: The same, as indices in `members` of their representatives.
-        class_firsts: (members,) Index of the representative of each member.
+        rows: (groups, ranks of each) World ranks of the groups.
+        representatives: (groups, ranks of each) Index, in `members`, of each rank's representative.
+        class_firsts: (members,) Index, in `members`, of each member's representative.
+        open_matches: Messages at which some members have not arrived, by number.
     """
 
     rows: Ints
@@ -224,9 +271,11 @@ class SymmetricCommunicator(Communicator):
     ) -> None:
         super().__init__(shared, key, name, tuple(rank for side in sides for rank in side))
         self.size: int = rows.shape[1]
-        self.open_matches: dict[int, Match] = {}  # of messages, by number, until all ranks have arrived
+        self.open_matches: dict[int, Match] = {}
         self.rows, self._sides = rows, sides
         columns = [rows] if len(sides) == 1 else [rows[:, :1], rows[:, 1:]]
+        # For each side: its columns of `rows`, its simulated ranks, and the index of the first of these in `members`.
+        # Collectives have one side.
         parts = list(zip(columns, sides, (0, len(sides[0])), strict=False))
         self.representatives: NDArray[np.int64] = np.concatenate(
             [start + alike.representatives(ranks, side) for ranks, side, start in parts], axis=1
@@ -235,15 +284,24 @@ class SymmetricCommunicator(Communicator):
         self.class_firsts: NDArray[np.int64] = np.concatenate(class_firsts)
 
     def place(self, position: int, rank: int) -> int:
-        """Return the index in `members` of a simulated rank; of a message, as sender (0) or receiver (1)."""
+        """Return the index of a simulated rank in `members`.
+
+        Args:
+            position: For messages 0 for a sender, 1 for a receiver; ignored for collectives.
+            rank: World rank.
+        """
         side = position if len(self._sides) > 1 else 0
         return side * len(self._sides[0]) + self._sides[side].index(rank)
 
     def check(self, operations: Sequence[Operation], arrivals_ns: Ints) -> None:
-        """Check that the ranks of a class have arrived at the same instant.
+        """Check that the simulated ranks of each class have arrived at the same instant.
+
+        Args:
+            operations: Operations of the simulated ranks, in the order of `members`.
+            arrivals_ns: Arrival of each operation.
 
         Raises:
-            UsageError: If they differ.
+            UsageError: Naming two ranks of a class that arrived at different instants.
         """
         early_ns = arrivals_ns - arrivals_ns[self.class_firsts]
         if early_ns.any():
@@ -256,27 +314,39 @@ class SymmetricCommunicator(Communicator):
 
 
 _MOST_DEMANDS = 256
-"""Demands kept, the oldest go first: a run repeats those of a step, and a demand holds arrays of all ranks."""
+"""Demands to remember: a run repeats those of a step. They are few, because a demand has arrays of all ranks."""
 
 
 class SymmetricEngine(SimulatedEngine):
-    """Engine that prices the operations of all groups that are alike, for the simulated ranks."""
+    """Engine that prices an operation of the simulated ranks as the operations of all groups that behave alike."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        # By the id of the rows, which are kept here: an array's id is its own only while it lives.
-        self._demands: dict[tuple[object, ...], tuple[Demand, str, Ints]] = {}
+        # Keys have the id of the rows. The values have the rows themselves, which keeps them alive and the id unique.
+        self._demands = Remembered[tuple[object, ...], tuple[Demand, str, Ints]](_MOST_DEMANDS)
 
     def begin_message(self, pairs: SymmetricCommunicator, match: Match) -> None:
-        """Begin the transfer of a message of all pairs."""
+        """Begin the transfer of one message between each of the pairs that behave alike.
+
+        Args:
+            pairs: The communicator of the pairs.
+            match: The sends and receives of all its simulated ranks.
+        """
+        assert match.pattern is not None
         for end in match.ends:
-            end.fit(match.pattern)  # type: ignore[arg-type]  # known, as all have arrived
-        self._begin_transfer(pairs, match)
+            end.fit(match.pattern)  # gives a receive its array
+        self._begin_transfer(pairs, match.ends, match.pattern)
 
     def _make_transfer(
         self, communicator: Communicator | Lane, operations: list[Operation], pattern: Call, arrivals_ns: list[int]
     ) -> FabricTransfer:
-        """Return the transfer of an operation of all groups that behave alike; refuse blocks that differ."""
+        """Return the transfer of an operation, for all groups that behave alike together.
+
+        Arguments: see `SimulatedEngine._make_transfer`.
+
+        Raises:
+            UsageError: Blocks differ in size, or ranks of a class have not arrived at the same instant.
+        """
         assert isinstance(communicator, SymmetricCommunicator)
         if pattern.counts:
             raise UsageError(
@@ -287,6 +357,7 @@ class SymmetricEngine(SimulatedEngine):
         demand, algorithm = self._joint_demand(communicator, pattern, met_ns - met_ns.min())
         sends = pattern.kind is Collective.P2P
         for operation in operations:
+            # A message has no algorithm: "" leaves the operation as it is.
             operation.algorithm = algorithm or operation.algorithm
         name = str(communicator.key)
         return FabricTransfer(
@@ -294,41 +365,44 @@ class SymmetricEngine(SimulatedEngine):
             "send" if sends else pattern.kind.value,
             demand,
             priority=min(operation.priority for operation in operations),
-            lane=communicator.key.with_any_tag() if sends else name,
+            # Messages of a pair leave in the order of their sends, whatever their tags: they share one lane.
+            lane=communicator.key._replace(tag=0) if sends else name,
         )
 
     def _joint_demand(self, communicator: SymmetricCommunicator, pattern: Call, late_ns: Ints) -> tuple[Demand, str]:
-        """Return the demand of a collective of all alike groups together, and the algorithm of the first group.
+        """Return the demand of an operation of all groups together, and the name of its algorithm ("" for a message).
 
         Args:
-            communicator: The groups: each row of `rows` has the ranks of one.
+            communicator: The groups: each row of `rows` has the ranks of one group.
             pattern: The call.
-            late_ns: Time of each representative after the first that arrived.
+            late_ns: (members,) Time from the first arrival to the arrival of each member.
         """
-        rows = communicator.rows
-        demand_key = id(rows), pattern, late_ns.tobytes()
-        entry = self._demands.get(demand_key)
-        if entry is None:
+        rows, all_resources = communicator.rows, self._traffic.fabric.resources
+
+        def join_groups() -> tuple[Demand, str, Ints]:
+            """Return the demand, the algorithm, and `rows`, which the cache must keep alive as its key has their id."""
+            # The algorithm of the first group is used by all.
             groups, algorithm = [], ""
-            for members, units in group_by_unit(rows, self._traffic.fabric.resources.ranks_per_unit):
+            # For groups that differ by whole units of the cluster: price the first, and shift its resources to others.
+            for members, units in group_by_unit(rows, all_resources.ranks_per_unit):
                 group, representatives = rows[members[0]].tolist(), communicator.representatives[members]
                 demand, algorithm = self._group_demand(group, pattern, late_ns[representatives[0]], algorithm)
-                resources = self._traffic.fabric.resources.shift_units(demand.resources, units)
+                resources = all_resources.shift_units(demand.resources, units)
                 groups.append(AlikeGroups(demand=demand, resources=resources, representatives=representatives))
-            joint_demand = join_demands(groups, communicator.members, communicator.class_firsts)
-            if len(self._demands) >= _MOST_DEMANDS:
-                del self._demands[next(iter(self._demands))]
-            entry = self._demands[demand_key] = joint_demand, algorithm, rows
-        return entry[:2]
+            return join_demands(groups, communicator.members, communicator.class_firsts), algorithm, rows
+
+        # Arrays cannot be keys: the id of `rows` stands for it.
+        demand, algorithm, _ = self._demands.find((id(rows), pattern, late_ns.tobytes()), join_groups)
+        return demand, algorithm
 
     def _group_demand(self, group: list[int], pattern: Call, late_ns: Ints, like: str) -> tuple[Demand, str]:
-        """Return the demand of one group alone, and its algorithm.
+        """Return the demand of one group alone, and the name of its algorithm ("" for a message).
 
         Args:
-            group: World ranks of the group.
+            group: World ranks of the group; for a message, sender and receiver.
             pattern: The call.
-            late_ns: Time of each rank after the first that arrived.
-            like: Algorithm of other groups that behave alike; "": it is chosen.
+            late_ns: (size,) Time from the first arrival to the arrival of each rank.
+            like: Algorithm of other groups that behave alike, which is used here, too; "": it is chosen here.
         """
         fabric, nbytes = self._traffic.fabric, pattern.nbytes
         if pattern.kind is Collective.P2P:

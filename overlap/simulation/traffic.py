@@ -1,4 +1,4 @@
-"""Driver of the fabric by the kernel's events; transfers begin when an instant has settled."""
+"""Driver of the fabric: transfers of an instant start when all tasks are blocked, and end by events of the kernel."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ OnReached: TypeAlias = Callable[[ReachedRanks], None]
 
 
 class FabricDriver:
-    """Driver of a fabric by the events of a kernel.
+    """Drives a fabric by the events of a kernel.
 
-    Transfers of one instant begin together, whatever the order of the calls, and end together.
+    Transfers that are begun in one instant start together, whatever the order of the calls.
+
+    Args:
+        kernel: Kernel of the virtual time.
+        fabric: The transfers in flight.
 
     Attributes:
         kernel: Kernel of the virtual time.
@@ -26,21 +30,22 @@ class FabricDriver:
 
     def __init__(self, kernel: Kernel, fabric: SimulatedFabric) -> None:
         self.kernel, self.fabric = kernel, fabric
-        self._new: list[FabricTransfer] = []
+        self._new: list[FabricTransfer] = []  # transfers of this instant, not started yet
         self._callbacks: dict[FabricTransfer, OnReached] = {}
         self._update_is_due = False
-        self._timer: Timer | None = None
-        self._timer_ns: int | None = None
+        self._timer: Timer | None = None  # event of the next instant at which ranks are done
+        self._timer_ns: int | None = None  # that instant
 
     def __repr__(self) -> str:
         return f"<FabricDriver at {self.kernel.now_ns} ns: {len(self._callbacks)} in flight>"
 
     def begin(self, transfer: FabricTransfer, on_reached: OnReached) -> None:
-        """Start a transfer when this instant settles.
+        """Start a transfer in this instant, when all tasks are blocked.
 
         Args:
             transfer: A transfer made by the fabric.
-            on_reached: Called whenever some of its ranks are done, in the order of keys; must not block.
+            on_reached: Function that is called whenever some ranks are done with the transfer; it must not block.
+                Transfers of one instant are reported in the order of their keys.
         """
         self._new.append(transfer)
         self._callbacks[transfer] = on_reached
@@ -59,19 +64,17 @@ class FabricDriver:
         now_ns = self.kernel.now_ns
         self.fabric.start(now_ns, transfers)
         next_ns = self.fabric.update_rates(now_ns)
+        # The timer is already at the right instant.
         if next_ns == self._timer_ns:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_ns = next_ns
-        self._timer = (
-            None
-            if next_ns is None
-            else self.kernel.call_at(next_ns, 0, self._report_reached, order=EventOrder.TRANSFER)
-        )
+        self._timer_ns, self._timer = next_ns, None
+        if next_ns is not None:
+            self._timer = self.kernel.call_at(next_ns, 0, self._report_reached_ranks, order=EventOrder.TRANSFER)
 
-    def _report_reached(self) -> None:
-        """Report the ranks that are done with transfers at this instant, by their callbacks."""
+    def _report_reached_ranks(self) -> None:
+        """Advance the fabric to this instant; call the callbacks of transfers with which ranks are done now."""
         self._timer, self._timer_ns = None, None
         for reached in self.fabric.advance(self.kernel.now_ns):
             callback = self._callbacks.pop(reached.transfer) if reached.last else self._callbacks[reached.transfer]

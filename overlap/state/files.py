@@ -3,10 +3,10 @@
 ::
 
     8 bytes    length of the header
-    header     {"__metadata__": {"xxh3_128": DIGEST, "overlap": ABOUT}, NAME: {dtype, shape, data_offsets}, ...}
+    header     {"__metadata__": {"xxh3_128": DIGEST, "overlap": FACTS}, NAME: {dtype, shape, data_offsets}, ...}
     arrays
 
-The digest is that of the file with zeros in the place of the digest: of what was to be written, not of what was.
+The digest is computed over the file with 32 zeros in the place of the digest, from the memory that is written.
 """
 
 from __future__ import annotations
@@ -34,41 +34,44 @@ CODES = {
 }  # fmt: skip
 _NAMES = {code: name for name, code in CODES.items()}
 OWN = "own:"
-"""Begins the names of arrays that are no pieces of a model: one rank alone has them."""
+"""Prefix of the names of arrays that are no pieces of a model: the state of a single rank."""
 
 _NO_DIGEST = "0" * 32
-_DIGEST_AT = 8 + len('{"__metadata__": {"xxh3_128": "')
-_HEADER_LIMIT_BYTES = 100 << 20  # as the safetensors library has it
-_BLOCK_BYTES = 4 << 20
+_DIGEST_AT = 8 + len('{"__metadata__": {"xxh3_128": "')  # offset of the digest in the file, in bytes
+_HEADER_LIMIT_BYTES = 100 << 20  # the limit of the safetensors library
+_BLOCK_BYTES = 4 << 20  # bytes read at once
+_ADVICE = "restore the file, or delete this save"
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class DamagedError(ValueError):
-    """A file with other contents than were written."""
+    """The contents of a file are not those that were written."""
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """Elements `start` to `stop` of a flat tensor of a model: one array of a file."""
+    """Content of an array of a file: elements `start` to `stop` (exclusive) of a model's tensor, flat."""
 
-    key: str  # Name of the tensor, and of the block of it
-    shape: tuple[_Count, ...]  # Shape of the tensor, or block
+    key: str  # Name of the tensor; of a block with axis, index and number of blocks (`Shard.key`)
+    shape: tuple[_Count, ...]  # Shape of the tensor or block
     start: _Count
     stop: _Count
-    cut: tuple[str, int, int, int] | None = None  # Place of the block in the whole tensor: fields of `Cut`
+    cut: tuple[str, int, int, int] | None = None  # Of a block, its place in the whole tensor: the fields of `Cut`
 
 
-class About(msgspec.Struct, frozen=True, kw_only=True):
-    """Metadata of a file, beside its arrays."""
+class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The contents of a file of a save besides its arrays."""
 
-    step: int
-    nonce: int
-    rank: int  # Rank that wrote it
+    step: int  # Step of the save
+    nonce: int  # Random number of the attempt that made the save
+    rank: int  # Rank that wrote the file
     ranks: int  # Number of ranks that made the save
-    form: Any = None  # Form of the tree of a state; of the trees of a checkpoint, by the number of their ranks
-    pieces: dict[str, Piece] = {}  # Arrays of a model, by their names in the file
-    notes: dict[str, Any] = {}  # Other values of a model, by the name of its part
-    extra: dict[str, Any] = {}  # The user's values
+    # Form of a tree, from `pack_tree`: for a state, that of the rank's tree; for a checkpoint, a dict with the form of
+    # each rank's own state, by the rank as text.
+    form: Any = None
+    pieces: dict[str, Piece] = {}  # What the arrays of a model hold, by their names in the file
+    notes: dict[str, Any] = {}  # Further values of a model, by the part of it that a rank has ("": all)
+    extra: dict[str, Any] = {}  # Values of the program
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -77,24 +80,25 @@ class _Entry(msgspec.Struct, frozen=True):
     data_offsets: tuple[_Count, _Count]
 
 
-# msgspec learns a type at its first use; two threads that do so at once crash (0.22).
-_ABOUT = msgspec.json.Decoder(About).type
+# msgspec analyses a type at its first use, and crashes if two threads do so at once (0.22): so it is done here.
+_FACTS = msgspec.json.Decoder(FileFacts).type
 _ENTRIES = msgspec.json.Decoder(dict[str, _Entry]).type
 
 
-def write_file(path: Path, arrays: Mapping[str, Array], about: About) -> None:
-    """Write a file: when this returns it is on the disk under its name, and until then there is none of that name.
+def write_file(path: Path, arrays: Mapping[str, Array], facts: FileFacts) -> None:
+    """Write a file whole or not at all. When this returns, it is on the disk; before, there is no file of its name.
 
     Args:
-        path: Its folder is made.
-        arrays: Arrays of any shape, of the dtypes in `CODES`, by name; unchanged until this returns.
-        about: Other contents.
+        path: The file; its folder is made.
+        arrays: Arrays of any shape, of the dtypes in `CODES`, by name; they must not change until this returns.
+        facts: The other contents.
 
     Raises:
-        OSError: If it cannot be written; it names the file, of which nothing is left.
+        OSError: The file cannot be written; the error names it, and nothing of it is left.
     """
-    ordered = sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize)  # aligned, as the library has them
-    metadata = {"xxh3_128": _NO_DIGEST, "overlap": json.dumps(msgspec.to_builtins(about))}
+    # The widest dtypes first, so that all arrays are aligned, as the safetensors library does.
+    ordered = sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize)
+    metadata = {"xxh3_128": _NO_DIGEST, "overlap": json.dumps(msgspec.to_builtins(facts))}
     header: dict[str, object] = {"__metadata__": metadata}
     end = 0
     for name, array in ordered:
@@ -107,7 +111,12 @@ def write_file(path: Path, arrays: Mapping[str, Array], about: About) -> None:
     digest = xxhash.xxh3_128()
     for chunk in chunks:
         digest.update(chunk)
-    head[_DIGEST_AT : _DIGEST_AT + len(_NO_DIGEST)] = digest.hexdigest().encode()
+    head[_DIGEST_AT : _DIGEST_AT + len(_NO_DIGEST)] = digest.hexdigest().encode()  # replaces the zeros
+    _write_whole(path, chunks)
+
+
+def _write_whole(path: Path, chunks: Iterable[Any]) -> None:
+    """Write chunks of bytes to a temporary file, and rename this to `path` once it is on the disk; see `write_file`."""
     temporary = path.with_suffix(f".writing-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -118,11 +127,11 @@ def write_file(path: Path, arrays: Mapping[str, Array], about: About) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        error.filename = error.filename or str(path)  # the system names none of those that are open
+        error.filename = error.filename or str(path)  # errors of open files have no name
         with suppress(OSError):
             temporary.unlink()
         raise
-    for folder in (path.parent, path.parents[1]):  # the names in them
+    for folder in (path.parent, path.parents[1]):  # so that the new names in both folders are on the disk, too
         descriptor = os.open(folder, os.O_RDONLY)
         with suppress(OSError):  # some file systems refuse
             os.fsync(descriptor)
@@ -130,20 +139,20 @@ def write_file(path: Path, arrays: Mapping[str, Array], about: About) -> None:
 
 
 class SavedFile:
-    """A file of a save, by its header, which another rank may have read.
-
-    Attributes:
-        path: Where it is.
-        header: Its bytes.
-        about: Contents besides arrays.
+    """A file of a save whose header has been read; arrays are read from the disk on request.
 
     Args:
-        path: Where it is.
-        header: Bytes of the header; None: they are read.
+        path: The file.
+        header: Bytes of the header, which another rank may have read; None: they are read from the file.
+
+    Attributes:
+        path: The file.
+        header: Bytes of the header.
+        facts: Contents of the file besides its arrays.
 
     Raises:
-        OSError: It cannot be read.
-        DamagedError: It is no file of a save.
+        OSError: The file cannot be read.
+        DamagedError: The header is not that of a file of a save.
     """
 
     def __init__(self, path: Path, header: bytes | None = None) -> None:
@@ -151,29 +160,31 @@ class SavedFile:
         self.header: bytes = _read_header(path) if header is None else header
         try:
             entries = json.loads(self.header)
-            self.about: About = msgspec.convert(json.loads(entries.pop("__metadata__")["overlap"]), _ABOUT)
+            self.facts: FileFacts = msgspec.convert(json.loads(entries.pop("__metadata__")["overlap"]), _FACTS)
             self._entries: dict[str, _Entry] = msgspec.convert(entries, _ENTRIES)
             self._check_sizes()
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, msgspec.MsgspecError) as error:
-            raise DamagedError(f"{path} is not what was written: {error!r}") from error
+            raise DamagedError(f"{path} is damaged: its header is invalid ({error!r}); {_ADVICE}") from error
 
     def _check_sizes(self) -> None:
-        """Refuse entries that have not the bytes of their shapes, and pieces that exceed their tensors."""
+        """Refuse arrays whose bytes do not fit their shapes, and pieces that exceed their tensors."""
         for entry in self._entries.values():
             begin, end = entry.data_offsets
             if end - begin != math.prod(entry.shape) * dtype_of(_NAMES[entry.dtype]).itemsize:
                 raise DamagedError(f"{begin} to {end} is not the place of {entry.shape} of {entry.dtype}")
-        for name, piece in self.about.pieces.items():
+        for name, piece in self.facts.pieces.items():
             length = math.prod(self._entries[name].shape)
             if piece.stop - piece.start != length or piece.stop > math.prod(piece.shape):
-                raise DamagedError(f"{name!r} has {length} elements")
+                raise DamagedError(
+                    f"{name!r} has {length} elements, its piece is {piece.start} to {piece.stop} of {piece.shape}"
+                )
 
     def check_digest(self) -> None:
-        """Compare the bytes with the digest among them.
+        """Compute the digest of the file, and compare it with the digest in the header.
 
         Raises:
-            OSError: They cannot be read.
-            DamagedError: They are not what was written.
+            OSError: The file cannot be read.
+            DamagedError: The digests differ.
         """
         digest = xxhash.xxh3_128()
         with open(self.path, "rb") as file:
@@ -183,7 +194,7 @@ class SavedFile:
             while block := file.read(_BLOCK_BYTES):
                 digest.update(block)
         if digest.hexdigest().encode() != written:
-            raise DamagedError(f"{self.path} is not what was written")
+            raise DamagedError(f"{self.path} is damaged: its bytes do not match its digest; {_ADVICE}")
 
     @property
     def names(self) -> Iterable[str]:
@@ -202,18 +213,35 @@ class SavedFile:
         return array
 
     def read(self, name: str, first: int, target: Array) -> None:
-        """Read elements of an array into `target`, as many as it has, from element `first` on."""
+        """Fill `target` with the elements of an array from element `first` on.
+
+        Args:
+            name: Name of the array.
+            first: Index of the first element in the flat array.
+            target: Flat array of the same dtype; its size is the number of elements that are read.
+
+        Raises:
+            DamagedError: The file ends too soon.
+        """
         entry = self._entries[name]
         begin = 8 + len(self.header) + entry.data_offsets[0] + first * target.itemsize
         data = np.fromfile(self.path, np.uint8, target.nbytes, offset=begin)
         if len(data) < target.nbytes:
-            raise DamagedError(f"{self.path} ends too soon")
+            raise DamagedError(f"{self.path} is damaged: it ends within the array {name!r}; {_ADVICE}")
         target[...] = data.view(target.dtype)
 
 
 def _read_header(path: Path) -> bytes:
+    """Return the bytes of the header of a file; fewer, if the file ends in it.
+
+    Raises:
+        OSError: The file cannot be read.
+        DamagedError: The length of the header exceeds the limit.
+    """
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > _HEADER_LIMIT_BYTES:
-            raise DamagedError(f"{path} is not what was written: its header has {length} bytes")
+            raise DamagedError(
+                f"{path} is damaged: its header claims {length} of at most {_HEADER_LIMIT_BYTES} bytes; {_ADVICE}"
+            )
         return file.read(length)

@@ -1,4 +1,4 @@
-"""The states of ranks: trees of arrays that they save together, each its own."""
+"""The states of ranks: ranks save together, each rank a tree of arrays of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import trio
 
-from ..diagnostics import calling, is_of_tasks
+from ..diagnostics import find_caller, is_of_tasks
 from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.group import Group
@@ -21,23 +21,23 @@ from .trees import Tree, pack_tree, unpack_tree
 
 
 class SavedState:
-    """A complete state.
+    """A complete state: the trees that all ranks have saved at a step.
 
     Args:
-        folder: Where it lies.
-        own: Values of this rank.
-        own_rank: Rank that had saved these; None: nobody has.
+        folder: Folder of the save.
+        step: Step at which it was saved.
+        world_size: Number of ranks that saved it.
+        own: The tree of this rank; None if the world had another size.
+        own_rank: Rank that saved `own`; None if the world had another size.
 
     Attributes:
-        step: At which it was saved.
-        world_size: How many ranks saved it.
+        step: Step at which it was saved.
+        world_size: Number of ranks that saved it.
     """
 
-    step: int
-    world_size: int
-
     def __init__(self, folder: Path, step: int, world_size: int, own: Tree, own_rank: int | None) -> None:
-        self.step, self.world_size = step, world_size
+        self.step = step
+        self.world_size = world_size
         self._folder, self._own, self._own_rank = folder, own, own_rank
 
     def __repr__(self) -> str:
@@ -48,7 +48,7 @@ class SavedState:
         """The tree that this rank saved.
 
         Raises:
-            UsageError: If the world had another size: then the program must choose, with `part`.
+            UsageError: The world had another size; then choose a tree with `part`.
         """
         if self._own_rank is None:
             raise UsageError(
@@ -58,10 +58,13 @@ class SavedState:
         return self._own
 
     async def part(self, rank: int) -> Tree:
-        """Return the tree that a rank saved, if this process sees the file.
+        """Return the tree that a given rank saved; its file must be readable by this process.
+
+        Args:
+            rank: Number of the rank in the world that saved the state.
 
         Raises:
-            UsageError: If there was no such rank, or its file cannot be read here.
+            UsageError: There was no such rank, or its file cannot be read here.
         """
         if not 0 <= rank < self.world_size:
             raise UsageError(f"rank: expected 0 to {self.world_size - 1}, a rank that saved the state, got {rank!r}")
@@ -75,20 +78,21 @@ class SavedState:
 
 
 class RankState:
-    """The state store as one rank uses it: `rank.state`.
-
-    Attributes:
-        folder: Folder of the states; None if none is named.
-        real: Whether anything is kept: in virtual time nothing is.
-        writing: Checkpoints under way, by the ranks of their group: all of a group use one stream.
-        open_store: Returns a store of saves in the same attempt; takes the first arguments of `Store`, and `keep`.
+    """The store of states as one rank uses it: `rank.state`.
 
     Args:
-        world: The group of all ranks, as this rank has it.
-        stream: Carries the collectives by which ranks agree.
-        folder: Where the files are; None: none is named.
-        real: Whether time is real; in virtual time nothing is kept.
-        note: Takes each step whose state is complete.
+        world: The group of all ranks.
+        stream: Stream of the collectives by which ranks agree.
+        folder: Folder of the states; None: no folder is named, and nothing can be saved.
+        real: Whether time is real; in virtual time nothing is saved.
+        note: Function that is called with each step whose state is complete.
+
+    Attributes:
+        folder: Folder of the states; None if no folder is named.
+        real: Whether states are saved: in virtual time they are not.
+        writing: By the ranks of a group, the future of the last checkpoint that the group has begun and not yet waited
+            for.
+        open_store: `open_store(saves, group, stream, keep=keep)` returns a `Store` for further saves of this attempt.
     """
 
     def __init__(
@@ -104,26 +108,27 @@ class RankState:
         self.real: bool = real
         self.writing: dict[tuple[int, ...], Future[None]] = {}
         self._world, self._stream = world, stream
+        # `drawn` has the random numbers of this attempt's saves. All stores share one set.
         self.open_store: Callable[..., Store] = partial(Store, real=real, note=note, drawn=set[int]())
         self._store = self.open_store(Saves(folder, STATES), world, stream, keep=2)
         self._last_step = -1
 
     async def save(self, step: int, tree: Tree) -> None:
-        """Save a tree of arrays; when this returns, the trees of all ranks are on the disk.
+        """Save a tree of arrays. When `save` returns, the trees of all ranks are on the disk.
 
-        A collective: every rank calls it, with the same step and a tree of its own. Killed at any moment it leaves the
-        state before it, or this one, never a mixture. The two newest are kept.
+        This is a collective: every rank calls `save`, with the same step and a tree of its own. If a process is killed
+        at any moment, the folder has the previous state or this state, never a mixture. The two newest states are kept.
 
         Args:
             step: Number of the step, greater than that of the last save.
-            tree: Arrays, numbers, texts, None, and lists, tuples and dicts of them. Its arrays belong to the store
-                until this returns.
+            tree: Arrays, numbers, texts, None, and lists, tuples and dicts of these. The arrays must not change until
+                `save` returns.
 
         Raises:
-            UsageError: If no folder is named (`--state-dir`, `OVERLAP_STATE_DIR`, `state_dir=`), if the step does not
-                follow, if the tree has something that cannot be kept, if the folder holds the state of another run
-                and this one has not asked for `latest`, or if another job saves there.
-            OSError: If it cannot be written.
+            UsageError: No folder is named (`--state-dir`, `OVERLAP_STATE_DIR`, `state_dir=`), the step is not greater
+                than the last one, the tree has an item that cannot be saved, the folder has the state of another run
+                and this run has not called `latest`, or another job saves in the folder.
+            OSError: The state cannot be written.
         """
         if isinstance(step, bool) or not isinstance(step, (int, np.integer)) or step < 0:
             raise UsageError(f"step: expected an integer of 0 or more, got {step!r}")
@@ -138,42 +143,41 @@ class RankState:
         self._last_step = int(step)
 
     async def latest(self) -> SavedState | None:
-        """Return the newest state that is complete, the same on all ranks; None if there is none.
+        """Return the newest state that is complete, the same on all ranks; None if there is none, or no folder.
 
-        A collective: every rank calls it. Without a folder (`--state-dir`, `OVERLAP_STATE_DIR`, `state_dir=`) there is
-        none.
+        This is a collective: every rank calls it.
 
         Raises:
-            UsageError: If the folder holds states of an earlier version of this package alone.
+            UsageError: All states are damaged, or of an earlier version of this package.
         """
         site = _users_site()
-        if not self.real:
+        if not self.real:  # in virtual time there is no state, but ranks wait for each other as in real time
             await self._world.barrier(stream=self._stream, name="state.latest", call_site=site)
         newest = await self._store.newest(name="state.latest", site=site, own=True)
         if newest is None:
             return None
         save, ranks, _ = newest
         self._last_step = save.step
-        folder, own_rank, own = self._store.saves.path(save), None, None
+        folder, own_rank, own_tree = self._store.saves.path(save), None, None
         if ranks == self._world.size:
             own_rank = self._world.rank
-            own = await trio.to_thread.run_sync(read_tree, folder / file_names(ranks)[own_rank])
-        return SavedState(folder, save.step, ranks, own, own_rank)
+            own_tree = await trio.to_thread.run_sync(read_tree, folder / file_names(ranks)[own_rank])
+        return SavedState(folder, save.step, ranks, own_tree, own_rank)
 
 
 def read_tree(path: Path) -> Tree:
-    """Return the tree in a file; its arrays are new memory.
+    """Return the tree in a file of a state; its arrays are new memory.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
         DamagedError: It is no file of a state, or its bytes are not those that were written.
     """
     file = SavedFile(path)
     file.check_digest()
-    return unpack_tree(file.about.form, file.array)
+    return unpack_tree(file.facts.form, file.array)
 
 
 def _users_site() -> Site | None:
-    """Return the line of the program that has called the store; None if it was started as a task."""
-    frame, _ = calling()
+    """Return the line of the program that has called the store; None if Trio called it, as a task."""
+    frame, _ = find_caller()
     return None if is_of_tasks(frame.f_code) else (frame.f_code, frame.f_lasti)

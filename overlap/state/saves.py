@@ -6,9 +6,9 @@
                                            rank-1-of-2.safetensors     or model.safetensors alone
         checkpoint-000000000040-1b2c3d4e5f5f0c9a/...                   checkpoints of models, apart from states
 
-A file appears under its name by a rename, after all its bytes are on the disk. A save is complete when all its files
-are there, so there is nothing to mark, and nothing that a kill could leave half done. The hexadecimal number is drawn
-anew by each attempt: files that an earlier attempt has left unfinished at the same step never count for a later one.
+A file gets its name by a rename, after all its bytes are on the disk. A save is complete when all its files exist, so
+it needs no mark, and a kill can leave nothing half done. Each attempt draws a new hexadecimal number: so files that an
+earlier attempt has left at the same step never count for a later attempt.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 WHOLE = 0
-"""Number of ranks in the names of the files of a save: none, it is one file, of the whole model."""
+"""Stands for the number of ranks if a save is one file with the whole model, whose name has no rank."""
 
 _FILE = re.compile(r"rank-(\d+)-of-([1-9]\d*)\.safetensors|model\.safetensors")
 
 
 class SaveKind(NamedTuple):
-    """Kind of saves; a folder may have several."""
+    """A kind of saves: states or checkpoints. One folder may have both."""
 
-    prefix: str  # Begins the names of their folders
-    title: str  # Name in messages
-    resume: str  # Call that goes on from the newest, in messages
-    before: str  # Pattern of the names of files that versions before had
+    prefix: str  # Prefix of the names of the saves' folders
+    title: str  # Name of a save, for messages
+    resume: str  # Call that restores the newest save, for messages
+    before: str  # Regular expression of file names that only earlier versions of this package wrote
 
 
 STATES = SaveKind("step", "state", "rank.state.latest()", r"part-\d+-of-\d+\.state")
@@ -41,27 +41,29 @@ CHECKPOINTS = SaveKind("checkpoint", "checkpoint", "Checkpoints.restore", r"mani
 
 
 class Save(NamedTuple):
-    """One save: which step, by which attempt. Later steps are greater."""
+    """Identity of a save. Saves compare by their step first."""
 
-    step: int
-    nonce: int
+    step: int  # Step of the save
+    nonce: int  # Random number of the attempt that made it
 
 
 Found: TypeAlias = "Mapping[tuple[Save, int], set[int]]"
-"""The ranks with files, by the save and the number of ranks in the names of its files."""
+"""For a save, and the number of ranks in its file names (or `WHOLE`): the ranks whose files exist."""
 
 
 def file_names(ranks: int) -> list[str]:
-    """Return the names of the files of a complete save."""
-    return [f"rank-{rank}-of-{ranks}.safetensors" for rank in range(ranks)] or ["model.safetensors"]
+    """Return the names of all files of a save by `ranks` ranks, in the order of ranks; for `WHOLE` the single name."""
+    if ranks == WHOLE:
+        return ["model.safetensors"]
+    return [f"rank-{rank}-of-{ranks}.safetensors" for rank in range(ranks)]
 
 
 class Saves:
     """The saves of one kind in a folder, as one process sees them.
 
     Args:
-        folder: Made when something is written; None: there are no saves.
-        kind: The kind.
+        folder: The folder; it is made when something is written. None: there are no saves.
+        kind: The kind of the saves.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, kind: SaveKind) -> None:
@@ -74,32 +76,32 @@ class Saves:
         return Path(self.folder or "") / f"{self.kind.prefix}-{save.step:012}-{save.nonce:016x}"
 
     def find(self) -> dict[tuple[Save, int], set[int]]:
-        """Return the files of saves.
+        """Return the files of all saves that this process sees, as `Found` describes.
 
-        Pipes, sockets, devices, folders and links that lead to no file are passed over: a pipe could not even be opened
-        without a writer.
+        Only regular files count: opening a pipe, for example, would block.
         """
         saves: dict[tuple[Save, int], set[int]] = {}
-        for save in self.folders():
+        for save in self.begun_saves():
             for name in _list_names(self.path(save)):
                 match = _FILE.fullmatch(name)
+                # "model.safetensors" has no numbers: both are `WHOLE` then.
                 if match is not None and (self.path(save) / name).is_file():
                     rank, ranks = map(int, match.groups(default=WHOLE))
                     saves.setdefault((save, ranks), set()).add(rank)
         return saves
 
-    def folders(self) -> list[Save]:
+    def begun_saves(self) -> list[Save]:
         """Return the saves that have a folder here, complete or not."""
         matches = map(self._name.fullmatch, _list_names(self.folder))
         saves = [Save(int(match[1]), int(match[2], 16)) for match in matches if match and match[2]]
         return [save for save in saves if self.path(save).is_dir()]
 
     def complete(self) -> list[Save]:
-        """Return the saves whose files are all here, the newest first."""
-        return sorted({save for save, _ in complete(self.find())}, reverse=True)
+        """Return the saves of which this process sees all files, the newest first."""
+        return sorted({save for save, _ in complete_saves(self.find())}, reverse=True)
 
     def find_older_version(self) -> str:
-        """Return the path of a save by an older version of this package, whose files were different; "" if none."""
+        """Return the path of the newest save by an earlier version of this package, or "" if there is none."""
         folders = [name for name in _list_names(self.folder) if self._name.fullmatch(name)]
         for folder in (Path(self.folder or "") / name for name in sorted(folders, reverse=True)):
             if folder.is_dir() and any(re.fullmatch(self.kind.before, file) for file in _list_names(folder)):
@@ -107,22 +109,27 @@ class Saves:
         return ""
 
     def remove(self, unwanted: Callable[[Save], bool]) -> None:
-        """Remove saves; several processes may do so, and be killed meanwhile."""
-        for save in filter(unwanted, self.folders()):
+        """Remove the saves for which `unwanted` is true, complete or not; files that cannot be removed stay.
+
+        Several processes may remove the same saves at once. Files that a killed process leaves are removed by the next
+        call.
+        """
+        for save in filter(unwanted, self.begun_saves()):
             shutil.rmtree(self.path(save), ignore_errors=True)
 
 
-def complete(found: Found) -> list[tuple[Save, int]]:
-    """Return the saves of which all files are found, and the number of ranks in their names, the newest first."""
+def complete_saves(found: Found) -> list[tuple[Save, int]]:
+    """Return the saves of which all files were found, the newest first, each with its number of ranks (or `WHOLE`)."""
     return sorted((key for key, ranks in found.items() if len(ranks) == len(file_names(key[1]))), reverse=True)
 
 
 def newest_step(folder: str | None) -> int | None:
-    """Return the step of the newest complete state or checkpoint in a folder, as this machine sees it; None: none."""
+    """Return the step of the newest complete state or checkpoint that this host sees in a folder; None if none."""
     return max((save.step for kind in (STATES, CHECKPOINTS) for save in Saves(folder, kind).complete()), default=None)
 
 
 def _list_names(folder: Path | None) -> list[str]:
+    """Return the names in a folder; none if there is no folder."""
     with suppress(FileNotFoundError, NotADirectoryError):
         return [] if folder is None else os.listdir(folder)
     return []

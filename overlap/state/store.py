@@ -1,8 +1,8 @@
-"""Store of saves: the files that ranks save together, and find again after a restart.
+"""Store of saves: files that ranks write together, and find again after a restart.
 
-Kept between worlds: after a restart every rank goes on from the same save, the newest that is complete. Ranks exchange
-the names of their files by a collective, so they need not see each other's: a folder on each machine will do as long as
-the same machines come back, and one that all share lets others take their place.
+After a restart every rank continues from the same save, the newest that is complete. Ranks exchange the names of the
+files that they see by a collective, so they need not see each other's files: a local folder on each host is enough if
+the same hosts come back. With a shared folder, other hosts can take their place.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from ..notice import notify
 from ..runtime.group import Group
 from ..runtime.memory.arrays import metadata
 from ..runtime.stream import Stream
-from .files import About, DamagedError, SavedFile, write_file
-from .saves import WHOLE, Save, Saves, complete, file_names
+from .files import DamagedError, FileFacts, SavedFile, write_file
+from .saves import WHOLE, Save, Saves, complete_saves, file_names
 
-Site: TypeAlias = tuple[CodeType, int]  # Code and instruction
-Seen: TypeAlias = "Sequence[set[int]]"  # Files of a save that a rank sees, by their numbers, rank by rank
+Site: TypeAlias = tuple[CodeType, int]  # A line of a program: code object, and index of the instruction
+Seen: TypeAlias = "Sequence[set[int]]"  # For each rank of the group, the numbers of the files of a save that it sees
 
 
 class Store:
-    """The saves of one kind in a folder, as one rank of a group uses them; its coroutines are collectives.
-
-    Attributes:
-        saves: The folders.
+    """The saves of one kind in a folder, as one rank of a group uses them. All async methods are collectives.
 
     Args:
-        saves: The folders.
+        saves: The folder of the saves, and their kind.
         group: The ranks that save together.
-        stream: Carries the collectives by which they agree.
-        real: Whether anything is kept; in virtual time ranks wait for each other, and that is all.
+        stream: Stream of the collectives by which the ranks agree.
+        real: Whether time is real; in virtual time nothing is written, and ranks only wait for each other.
         keep: Number of complete saves to keep.
-        note: Takes each step whose save is complete.
-        drawn: Random numbers of the saves of this attempt, which stores of one rank share.
+        note: Function that is called with each step whose save is complete.
+        drawn: Random numbers (nonces) of the saves of this attempt; all stores of a rank share this set.
+
+    Attributes:
+        saves: The folder of the saves, and their kind.
     """
 
     def __init__(
@@ -60,9 +60,10 @@ class Store:
         self.saves: Saves = saves
         self._title, self._real = saves.kind.title, real
         self._group, self._stream, self._keep, self._note, self._drawn = group, stream, keep, note, drawn
-        self._last: Save | None = None  # that this store has begun
-        self._kept: list[Save] = []  # complete ones, the newest last
-        self._known: set[Save] | None = None  # those of earlier attempts, complete or not; None: nobody has looked
+        self._last: Save | None = None  # the last save that this store has begun
+        self._kept: list[Save] = []  # complete saves that must not be removed, the newest last
+        # Saves of earlier attempts, complete or not; None: neither `newest` nor `save` was called.
+        self._known: set[Save] | None = None
 
     async def save(
         self,
@@ -73,33 +74,35 @@ class Store:
         site: Site | None,
         saved_at: str = "",
         merge: Callable[[Sequence[SavedFile], Path], None] | None = None,
-        **about: Any,
+        **facts: Any,
     ) -> None:
-        """Write the files of all ranks; when this returns, they are on the disk, and only the newest saves are kept.
+        """Write this rank's file; when this returns, the files of all ranks are on the disk. Older saves are removed.
 
         Args:
             step: Number of the step.
-            arrays: This rank's arrays, unchanged until this returns.
-            name: Name of the collectives.
-            site: Line that calls them.
-            saved_at: That line, for an error that no line of the program raises.
-            merge: Writes a file of the whole model in the place of the ranks' files; the first rank calls it.
-            about: Further fields of `About`.
+            arrays: This rank's arrays, by name; they must not change until this returns.
+            name: Name of the collectives in timelines.
+            site: Line of the program to which the collectives belong.
+            saved_at: That line as text, for the error of a save that runs in a background task.
+            merge: `merge(files, path)` writes one file of the whole model; it then replaces the files of the ranks. The
+                first rank calls it. None: the files of the ranks stay.
+            facts: Further fields of `FileFacts`.
 
         Raises:
-            UsageError: Another job saves in the folder; or it holds saves of another run, and nobody asked for them.
-            OSError: It cannot be written.
+            UsageError: Another job saves in the folder; or the folder has saves of another run, and `newest` was not
+                called.
+            OSError: The file cannot be written.
         """
         group = self._group
         if not self._real:
             return await self._wait_for_ranks(name, site)
         await trio.to_thread.run_sync(self._check_folder)
-        # The first save, or one that goes back to an earlier step, begins a row of saves with a nonce of its own.
+        # The first save, and a save of an earlier step than the last one, draw a new nonce; the others keep it.
         if self._last is None or step <= self._last.step:
             self._last = Save(step, await self._draw_nonce(f"{name} begins", site))
         save = self._last = Save(step, self._last.nonce)
         paths = [self.saves.path(save) / file for file in file_names(group.size)]
-        fields = About(step=step, nonce=save.nonce, rank=group.rank, ranks=group.size, **about)
+        fields = FileFacts(step=step, nonce=save.nonce, rank=group.rank, ranks=group.size, **facts)
         try:
             await trio.to_thread.run_sync(write_file, paths[group.rank], arrays, fields)
         except OSError as error:
@@ -120,68 +123,75 @@ class Store:
     async def newest(
         self, *, name: str, site: Site | None, own: bool = False
     ) -> tuple[Save, int, list[SavedFile]] | None:
-        """Return the newest complete save without damage, the same on all ranks; None if there is none.
+        """Return the newest complete save without damage, the same on all ranks, or None if there is none.
 
-        Each file is checked by a rank that has it. The first rank prints a line on each newer save.
+        Each file is checked by a rank that sees it. For each newer save, the first rank prints why it is passed over.
 
         Args:
-            name: Name of the collectives.
-            site: Line that calls them.
-            own: Whether each rank needs its own file here, or all files if another number of ranks has saved.
+            name: Name of the collectives in timelines.
+            site: Line of the program to which the collectives belong.
+            own: Whether each rank must see its own file; if another number of ranks has saved, all files.
 
         Returns:
-            The save, the number of ranks in the names of its files, and those with pieces of models, by rank.
+            The save; the number of ranks in its file names, or `WHOLE`; and its files that have pieces of a model,
+            ordered by the rank that wrote them.
 
         Raises:
-            UsageError: All saves are damaged, or of an earlier version of this package.
+            UsageError: All complete saves are damaged, or all saves are of an earlier version of this package.
         """
         if not self._real:
             return None
         gather = partial(self._group.all_gather_object, stream=self._stream, name=name, call_site=site)
-        offers: list[Any] = await gather(await trio.to_thread.run_sync(self._find_offer))
-        # For each save, and the number of ranks that wrote it: the files that each rank sees.
-        seen: dict[tuple[Save, int], list[set[int]]] = {}
-        for rank, offer in enumerate(offers):
-            for step, nonce, ranks, found in offer["saves"]:
-                of_all = seen.setdefault((Save(step, nonce), ranks), [set() for _ in offers])
-                of_all[rank] = set(found)
-        damaged, whole = 0, complete({key: set().union(*of_all) for key, of_all in seen.items()})
-        # From the newest on: all ranks judge a save alike, because each one sees the offers and checks of all.
+        offers: list[Any] = await gather(await trio.to_thread.run_sync(self._list_own_files))
+        seen = _files_by_save(offers)
+        complete = complete_saves({key: set().union(*of_all) for key, of_all in seen.items()})
+        damages: list[str] = []  # of complete saves, the newest first
+        # All ranks come to the same result for each save, because each rank sees the offers and checks of all.
         for save, ranks in sorted(seen, reverse=True):
-            trouble, files = self._find_missing(save, ranks, seen[save, ranks], own=own), []
+            trouble = self._find_missing(save, ranks, seen[save, ranks], own=own)
             if not trouble:
                 own_check = await trio.to_thread.run_sync(self._check_files, save, ranks, seen[save, ranks])
-                checked = await gather(own_check)
-                trouble = next((reason for reason, _ in checked if reason), "")
-                present = [header for _, headers in checked for header in headers if not trouble]
-                files = [SavedFile(self.saves.path(save) / file, text) for file, text in present]
-                files.sort(key=lambda file: file.about.rank)
-                damaged += bool(trouble)
-            if not trouble:
-                self._kept = sorted({each for each, _ in whole if each <= save})[-self._keep :]
-                return save, ranks, files
+                trouble, files = self._join_checks(save, await gather(own_check))
+                if not trouble:
+                    self._kept = sorted({each for each, _ in complete if each <= save})[-self._keep :]
+                    return save, ranks, files
+                damages.append(trouble)
             if self._group.rank == 0:
                 notify(f"{self._title} of step {save.step} is passed over: {trouble}")
-        if damaged:
+        if damages:
             raise UsageError(
-                f"{self._title}: none of the {damaged} in {self.saves.folder} can be read; name another folder"
+                f"{self._title}: none of the {len(damages)} in {self.saves.folder} can be read ({damages[0]}); "
+                "name another folder"
             )
         before = next((offer["before"] for offer in offers if offer["before"]), "")
-        if before and not whole:
+        if before and not complete:
             raise UsageError(
                 f"{self._title}: {before} is of an earlier version of overlap, which this one cannot read; go on with "
                 "that version, or name another folder"
             )
         return None
 
-    def _find_offer(self) -> dict[str, object]:
-        """Return the files that are here, for the other ranks; all saves that are here now are known."""
-        self._known = set(self.saves.folders())
+    def _list_own_files(self) -> dict[str, object]:
+        """Return the files that this rank sees, for the other ranks: see `_files_by_save`. Sets `_known`.
+
+        The entry "before" is the path of a save by an earlier version of this package, or "".
+        """
+        self._known = set(self.saves.begun_saves())
         files = [[*save, ranks, sorted(found)] for (save, ranks), found in self.saves.find().items()]
         return {"saves": files, "before": self.saves.find_older_version()}
 
     def _find_missing(self, save: Save, ranks: int, seen: Seen, *, own: bool) -> str:
-        """Describe the files of a save that nobody has, or that a rank lacks which needs them; "" if there are none."""
+        """Return a sentence on missing files of a save: that no rank sees, or that the rank which needs them does not.
+
+        Args:
+            save: The save.
+            ranks: Number of ranks in its file names, or `WHOLE`.
+            seen: The files that each rank sees.
+            own: Whether each rank must see its own file; if another number of ranks has saved, all files.
+
+        Returns:
+            The sentence; "" if no file is missing.
+        """
         names, folder = file_names(ranks), self.saves.path(save)
         missing = [name for number, name in enumerate(names) if number not in set().union(*seen)]
         if missing:
@@ -195,31 +205,57 @@ class Store:
     def _check_files(self, save: Save, ranks: int, seen: Seen) -> tuple[str, list[tuple[str, bytes]]]:
         """Check this rank's share of the files of a save.
 
-        Returns:
-            The damage, "" if there is none, and the headers of the files with pieces.
+        File n is checked by rank n (modulo the number of ranks) if that rank sees it, else by the first rank that does.
 
-        A file is checked by the rank of its number if that sees it, and else by the first that does.
+        Args:
+            save: The save.
+            ranks: Number of ranks in its file names, or `WHOLE`.
+            seen: The files that each rank sees.
+
+        Returns:
+            A sentence on the damage, "" if there is none; and (name, header) of each file with pieces of a model.
         """
         headers: list[tuple[str, bytes]] = []
         for number, name in enumerate(file_names(ranks)):
             seers = [rank for rank, found in enumerate(seen) if number in found]
-            if self._group.rank != (number % len(seen) if number % len(seen) in seers else seers[0]):
+            checker = number % len(seen)  # more ranks may have saved than there are now
+            if self._group.rank != (checker if checker in seers else seers[0]):
                 continue
             try:
                 file = SavedFile(self.saves.path(save) / name)
                 file.check_digest()
             except (OSError, DamagedError) as error:
                 return str(error), []
-            about = file.about
-            if (about.step, about.nonce, about.rank) != (*save, number) or (ranks != about.ranks and ranks != WHOLE):
+            facts = file.facts
+            if (facts.step, facts.nonce, facts.rank) != (*save, number) or (ranks != facts.ranks and ranks != WHOLE):
                 return f"{file.path} is a file of another save", []
-            if about.notes:
+            if facts.notes:
                 headers.append((name, file.header))
         return "", headers
 
+    def _join_checks(
+        self, save: Save, checks: Sequence[tuple[str, list[tuple[str, bytes]]]]
+    ) -> tuple[str, list[SavedFile]]:
+        """Return the first damage that a rank has found, or ""; and the files with pieces, by the rank that wrote them.
+
+        Args:
+            save: The save.
+            checks: The results of `_check_files` of all ranks.
+        """
+        trouble = next((damage for damage, _ in checks if damage), "")
+        if trouble:
+            return trouble, []
+        files = [SavedFile(self.saves.path(save) / name, header) for _, headers in checks for name, header in headers]
+        return "", sorted(files, key=lambda file: file.facts.rank)
+
     def _check_folder(self) -> None:
-        """Refuse a folder that another run uses: its saves would be removed, or restored in place of ours."""
-        saves, folder = self.saves.folders(), self.saves.folder
+        """Refuse a folder that another run uses: its saves would be removed, or restored in the place of ours.
+
+        Raises:
+            UsageError: The folder has saves of another run, and `newest` was not called; or another job has saved there
+                since.
+        """
+        saves, folder = self.saves.begun_saves(), self.saves.folder
         if self._known is None:
             others = [str(self.saves.path(save)) for save in self.saves.complete() if save.nonce not in self._drawn]
             if other := next(iter(others), self.saves.find_older_version()):
@@ -236,28 +272,58 @@ class Store:
             )
 
     def _is_superseded(self, save: Save) -> bool:
-        """Whether a save may be removed: no other job's, and none that a rank that is ahead may be writing."""
+        """Whether a save may be removed.
+
+        Saves in `_kept` may not, nor saves of other jobs, nor a save that a faster rank may already be writing.
+        """
         assert self._known is not None
         assert self._last is not None
         ours = save in self._known or (save.nonce in self._drawn and save.step <= self._last.step)
         return ours and save not in self._kept
 
     async def _draw_nonce(self, name: str, site: Site | None) -> int:
-        """Return a random number, the same on all ranks: no rank removes saves any more when another one has it."""
-        drawn = metadata([int.from_bytes(os.urandom(8), "big") >> 2], np.int64)  # fits into a signed number
+        """Return a random number, the same on all ranks, and add it to the numbers of this attempt.
+
+        A collective: each rank draws a number, and the greatest counts. When it returns, all ranks have called it, so
+        no rank still removes earlier saves.
+        """
+        drawn = metadata([int.from_bytes(os.urandom(8), "big") >> 2], np.int64)  # shifted, to fit into a signed number
         most = await self._group.all_reduce(drawn, op="max", stream=self._stream, name=name, call_site=site)
         self._drawn.add(int(most[0]))
         return int(most[0])
 
     async def _wait_for_ranks(self, name: str, site: Site | None) -> None:
+        """Wait until all ranks of the group have called this; `name` and `site` are for timelines."""
         await self._group.barrier(stream=self._stream, name=name, call_site=site)
+
+
+def _files_by_save(offers: Sequence[Any]) -> dict[tuple[Save, int], list[set[int]]]:
+    """Return the files that each rank sees, by the save and the number of ranks in its file names.
+
+    Args:
+        offers: For each rank a dict, whose "saves" are lists of: step, nonce, number of ranks in the file names, and
+            the numbers of the files that the rank sees.
+
+    Returns:
+        For each save a list with, for each rank, the numbers of the files that it sees.
+    """
+    seen: dict[tuple[Save, int], list[set[int]]] = {}
+    for rank, offer in enumerate(offers):
+        for step, nonce, ranks, found in offer["saves"]:
+            of_all = seen.setdefault((Save(step, nonce), ranks), [set() for _ in offers])
+            of_all[rank] = set(found)
+    return seen
 
 
 def _merge_files(paths: Sequence[Path], merge: Callable[[Sequence[SavedFile], Path], None]) -> None:
     """Replace the files of all ranks by one file of the whole model.
 
+    Args:
+        paths: The files, in the order of ranks.
+        merge: `merge(files, path)` writes the file of the whole model.
+
     Raises:
-        UsageError: The file of a rank is not seen here.
+        UsageError: This process does not see the file of a rank.
     """
     for rank, path in enumerate(paths):
         if not path.exists():

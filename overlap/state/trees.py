@@ -1,7 +1,7 @@
-"""Trees of arrays as JSON and arrays by name, and back. Never pickle. Pure.
+"""Conversion of trees of arrays to JSON and arrays by name, and back. Never pickle. Pure.
 
 A tree is an array, a number, a text, a bool or None, or a list, tuple or dict of trees; keys are texts or integers.
-What exports its memory, such as a CPU tensor, is an array, and comes back as one of numpy.
+Objects that export their memory, such as CPU tensors, count as arrays, and come back as numpy arrays.
 """
 
 from __future__ import annotations
@@ -21,20 +21,23 @@ Tree: TypeAlias = Any
 
 
 def pack_tree(tree: Tree, dtypes: Collection[str], prefix: str = "") -> tuple[dict[str, Array], object]:
-    """Return the arrays of a tree by name, and the form of the tree as JSON, with their names and dtypes in it.
+    """Return the arrays of a tree by name ("0", "1", ...), and the form of the tree, for JSON.
+
+    The form is a dict with one entry: the kind of the node, and its items, value, or [name of the array, dtype].
 
     Args:
         tree: The tree.
-        dtypes: Names of the dtypes that arrays may have; the elements of others become bytes, on a further axis.
-        prefix: Begins the names.
+        dtypes: Names of the dtypes that arrays may have. Arrays of other dtypes are returned as bytes, uint8, with one
+            more axis.
+        prefix: Text before the names.
 
     Raises:
-        UsageError: A value cannot be kept; names its place.
+        UsageError: A value or key cannot be saved; the error names its place in the tree.
     """
     arrays: dict[str, Array] = {}
 
     def pack(node: Tree, path: str) -> object:
-        """Return a part of the tree as JSON."""
+        """Return the form of a part of the tree, and add its arrays; `path` is its place in the tree, for errors."""
         if node is None or (isinstance(node, (bool, int, float, str)) and not isinstance(node, np.generic)):
             return {"value": node}
         if isinstance(node, dict):
@@ -56,7 +59,7 @@ def pack_tree(tree: Tree, dtypes: Collection[str], prefix: str = "") -> tuple[di
         arrays[name] = array
         if not dtype.isnative or dtype.name not in dtypes:
             arrays[name] = np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(*array.shape, dtype.itemsize)
-        # numpy's short name, or that of a type of ml_dtypes
+        # The short name of numpy, such as "<f4"; types of ml_dtypes have none.
         dtype_name = dtype.str if dtype.kind != "V" and np.dtype(dtype.str) == dtype else dtype.name
         return {"scalar" if isinstance(node, np.generic) else "array": [name, dtype_name]}
 
@@ -68,8 +71,8 @@ def unpack_tree(form: Mapping[str, Any], read: Callable[[str], Array]) -> Tree:
     """Return the tree of a form that `pack_tree` made.
 
     Args:
-        form: The form.
-        read: Returns an array by its name.
+        form: The second result of `pack_tree`.
+        read: Function that returns an array, given its name.
     """
     ((kind, value),) = form.items()
     match kind:
@@ -81,6 +84,9 @@ def unpack_tree(form: Mapping[str, Any], read: Callable[[str], Array]) -> Tree:
             return tuple(unpack_tree(item, read) for item in value)
         case "array" | "scalar":
             stored, dtype = read(value[0]), dtype_of(value[1])
-            array = stored.view(dtype).reshape(stored.shape if stored.dtype == dtype else stored.shape[:-1])
+            array = stored.view(dtype)
+            # Elements of a dtype that files cannot hold were stored as bytes, on one more axis.
+            if stored.dtype != dtype:
+                array = array.reshape(stored.shape[:-1])
             return array if kind == "array" else array[()]
     return value

@@ -1,4 +1,4 @@
-"""World that goes on after losses: its processes join again, in the next epoch, and call `main` again."""
+"""Runs that go on after losses: the surviving processes join a new world, the next epoch, and call `main` again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..notice import notify
 from ..processes.connect import join_launched_world, join_world, make_rendezvous_config
 from ..processes.identity import name_processes
 from ..processes.members import MemberLostError
-from ..processes.place import ProcessPlace, set_place_variables
+from ..processes.place import ProcessPlace, count_even_nodes, set_place_variables
 from ..processes.real_time import WorldSetup, run_ranks, single_process_setup
 from ..processes.shared_folder import HOSTS
 from ..processes.sockets import listen, local_address
@@ -47,31 +47,35 @@ from .witness import Witness, WitnessReport, witness_folder
 
 T = TypeVar("T")
 
-#: Time limit for the processes of a world after the first to join; all are ready, so a late one is stopped.
+#: Time limit for all processes of a world after the first to join. They are all running, so a late one must be stopped.
 JOIN_S = 15.0
-#: Time limit for the report of a process that a survivor calls lost, and that lives.
+#: Time limit for the report of a process that a survivor has lost its connection to, but that may be alive.
 SUSPECT_S = 1.0
-#: Wait of less than half of a world, which cannot know whether the others have ended: they decide first.
+#: Wait of less than half of a world before it decides: the others may be alive, and decide first.
 MINORITY_S = 10.0
-#: Time limit for the report of a process that lives: a compute in it cannot be interrupted.
+#: Time limit for the report of any other live process: a compute in it cannot be interrupted.
 REPORT_S = 60.0
-#: Numbers of worlds from one epoch to the next: more than one program runs.
+#: Numbers of worlds that each epoch has: more than a program has runs.
 _EPOCH = 1 << 10
 
 _runs = count()
-_last: list[EpochWorld] = []  # the newest world of the last run of this program
-_member: list[int] = []  # number of this process in its first world
+# Lists of at most one item, as variables of this module:
+_last: list[EpochWorld] = []  # the last world of the previous run of this program
+_member: list[int] = []  # number of this process in the first world
 
 
 class EpochClosedError(OverlapError):
-    """The others went on without this process, which was stopped or cut off for too long."""
+    """The other processes went on without this one, which was stopped or disconnected for too long."""
 
 
 class NotMetError(OverlapError):
     """A process was lost before all processes of a world had met.
 
+    Args:
+        late: Whether a live process did not join in time; it is not known which one.
+
     Attributes:
-        late: Whether a live process did not join; it is not known which.
+        late: See the argument.
     """
 
     def __init__(self, *, late: bool) -> None:
@@ -97,19 +101,22 @@ async def live_epochs(
         args: Further arguments of the program.
         run_config: Settings of the run.
         writer: Writes the trace.
-        on_start: Called with the world of each epoch before its ranks start.
-        has_signal: Whether a signal has asked this process to end.
+        on_start: Function that is called with the world of each epoch before its ranks start.
+        has_signal: Function that returns whether a signal has asked this process to end.
+
+    Returns:
+        The results of the ranks of this process.
 
     Raises:
-        EpochClosedError: The others went on without this process.
-        RankFailedError: A rank raised an error of its own: that is no loss.
+        EpochClosedError: The other processes went on without this one.
+        RankFailedError: A rank raised an error; that is no loss.
     """
     run = SurvivingRun(own_place, run_config)
     writer.member, writer.goes_on = run.member, run.is_loss
     try:
         while True:
             try:
-                results = await run.epoch(main, args, writer, on_start, has_signal)
+                results = await run.run_epoch(main, args, writer, on_start, has_signal)
             except Exception as error:
                 if not run.is_loss(error):
                     raise
@@ -117,7 +124,7 @@ async def live_epochs(
             else:
                 await run.witness.access(lambda: run.witness.finish(run.world.epoch))
                 return results
-            if (results_before := await run.follow(loss)) is not None:
+            if (results_before := await run.enter_next_world(loss)) is not None:
                 return results_before  # type: ignore[return-value]
     finally:
         run.close()
@@ -126,46 +133,44 @@ async def live_epochs(
 class SurvivingRun:
     """One run of a program in this process: its worlds, one after the other.
 
+    Args:
+        own_place: Place of this process in the first world.
+        run_config: Settings of the run.
+
     Attributes:
         member: Number of this process in the first world.
         world: The present world.
         witness: Decides on the next worlds.
         place: Place of this process in the present world.
-        epochs: Memory of each rank of this process.
-        state: JOINS until the processes of the present world have met, then TRAINS.
+        epochs: The `Epoch` of each rank of this process, which has the state that survives a loss.
+        state: State of this process: JOINS until the processes of the present world have met, then TRAINS.
     """
-
-    member: int
-    world: EpochWorld
-    witness: Witness
-    place: ProcessPlace
-    epochs: list[Epoch]
-    state: AgreementState
 
     def __init__(self, own_place: ProcessPlace, run_config: RunConfig) -> None:
         if not _member:
             _member.append(own_place.process)
-        self.member = _member[0]
+        self.member: int = _member[0]
         self._number = next(_runs)
         members = _last[-1].members if _last else tuple(range(own_place.processes))
-        self.world = EpochWorld(epoch=0, members=members, step=0)
+        self.world: EpochWorld = EpochWorld(epoch=0, members=members, step=0)
         folder = witness_folder()
         assert own_place.endpoint is not None, "overlap run sets the endpoint"
         several = int(os.environ.get(HOSTS) or 1) > 1
         self._address = local_address(own_place.endpoint) if several else own_place.endpoint[0]
-        self.witness = Witness(
+        self.witness: Witness = Witness(
             folder, restart_count(), self._number, self.member, self.world,
             address=self._address if several else None, limit_s=run_config.lost_after_s,
         )  # fmt: skip
-        self.place, self._listener, self._size = own_place, listen((self._address, 0)), own_place.processes
+        self.place = own_place
+        self._listener, self._size = listen((self._address, 0)), own_place.processes
         self._processes_per_host = own_place.processes // own_place.nodes
         state_dir = run_config.state_dir or str(folder / "state")
         self._run_config = run_config.changed(own_place.source, ranks=own_place.world_size, state_dir=state_dir)
-        self.epochs = [Epoch(survives=True, members=members) for _ in own_place.ranks]
-        self.state = AgreementState.JOINS
+        self.epochs: list[Epoch] = [Epoch(survives=True, members=members) for _ in own_place.ranks]
+        self.state: AgreementState = AgreementState.JOINS
         self._finished: dict[int, object] = {}
-        self._last_change = ""  # Members that were lost, for the timeline
-        self._old_listeners: list[socket.socket] = []  # listened in earlier worlds
+        self._last_change = ""  # sentence on the lost members, for the timeline
+        self._old_listeners: list[socket.socket] = []  # of earlier worlds
 
     def close(self) -> None:
         """End this run: release the witness and the listeners, so that this process counts as ended."""
@@ -176,7 +181,7 @@ class SurvivingRun:
 
     # -- one epoch -----------------------------------------------------------------------------------------------------
 
-    async def epoch(
+    async def run_epoch(
         self,
         main: Callable[..., Awaitable[T]],
         args: tuple[object, ...],
@@ -184,16 +189,24 @@ class SurvivingRun:
         on_start: Callable[[World], None],
         has_signal: Callable[[], bool],
     ) -> list[T]:
-        """Run the world of one epoch, to its end or the first loss."""
+        """Run the world of one epoch, to its end or the first loss. Arguments: see `live_epochs`.
+
+        Returns:
+            The results of the ranks of this process.
+
+        Raises:
+            NotMetError: The processes of the world have not met.
+            Exception: The error of the world; `is_loss` says whether other processes can go on after it.
+        """
 
         async def run_rank(rank: Rank, *rest: object) -> T:
-            """Run a rank, and store its result: an epoch may end after some ranks have finished."""
+            """Run a rank, and store the result in `_finished`: a loss may come after some ranks have finished."""
             result = await main(rank, *rest)
             self._finished[rank.rank] = result
             return result
 
         def enter_training(world: World) -> None:
-            """Note that all processes have met."""
+            """Enter TRAINS, as all processes have met; record the epoch in the timeline, and call `on_start`."""
             self.state = AgreementState.TRAINS
             if self.world.epoch:
                 world.record_wire_event(f"epoch {self.world.epoch}: {self._last_change}")
@@ -216,7 +229,10 @@ class SurvivingRun:
         raise NotMetError(late=not self._has_fallen_apart())
 
     async def _open_world(self) -> AbstractAsyncContextManager[WorldSetup]:
-        """Return the setup of the present world: by the launcher in the first epoch, then among the survivors."""
+        """Return the setup of the present world, a context; entering it joins the other processes.
+
+        The processes of the first epoch meet as the launcher says; those of a later epoch at the first member.
+        """
         own_place = self.place
         if not self.world.epoch:
             return join_launched_world(own_place, self._run_config)
@@ -233,19 +249,19 @@ class SurvivingRun:
         return join_world(own_place, self._run_config, meeting, on_lost=report_lost)
 
     async def _watch_joining(self, joining: trio.CancelScope) -> None:
-        """Give up joining when a process that is missing has ended, has given up itself, or is late."""
+        """Cancel `joining` when a process of the present world has ended, has left it with a report, or is late."""
         with trio.move_on_after(JOIN_S if self.world.epoch else inf):
             async with self.witness.watching(self.world.members):
                 while self.state is AgreementState.JOINS and not await self.witness.access(self._has_fallen_apart):  # noqa: ASYNC110
                     await trio.sleep(self.witness.look_s)
-                while self.witness.dials():  # noqa: ASYNC110  the report needs what comes of it
+                while self.witness.is_awaiting_answers():  # noqa: ASYNC110  the report needs what comes of it
                     await trio.sleep(self.witness.look_s)
         if self.state is AgreementState.JOINS:
             joining.cancel()
 
     def _has_fallen_apart(self) -> bool:
-        """Whether a process of the present world has ended, or has left it with a report."""
-        return bool(self._dead_members() or self.witness.reports(self.world.epoch, self.world.members))
+        """Whether a process of the present world has ended, or has reported, and so has left it."""
+        return bool(self._dead_members() or self.witness.read_reports(self.world.epoch, self.world.members))
 
     def _dead_members(self) -> set[int]:
         """Return the members of the present world whose processes have ended."""
@@ -257,19 +273,19 @@ class SurvivingRun:
         """Whether the others can go on after an error: a process or a wire was lost, and no rank failed by itself."""
         if isinstance(error, UsageError):
             return False
-        if self.state is AgreementState.JOINS:  # it did not come together
-            newer = self.witness.record().epoch > self.world.epoch
+        if self.state is AgreementState.JOINS:  # the processes have not met
+            newer = self.witness.read_newest_world().epoch > self.world.epoch
             return newer or isinstance(error, NotMetError) or self._has_fallen_apart()
-        return is_end(error)
+        return ends_epoch(error)
 
-    async def follow(self, loss: Exception) -> list[object] | None:
-        """Agree with the survivors on the next world after a loss, and enter it.
+    async def enter_next_world(self, loss: Exception) -> list[object] | None:
+        """Report to the witness after a loss, wait for its decision on the next world, and enter that.
 
         Returns:
-            The results of the ranks here, if the loss came when all ranks of the world had finished; else None.
+            None; or the results of the ranks of this process, if all ranks of the world had finished before the loss.
 
         Raises:
-            EpochClosedError: The others went on without this process.
+            EpochClosedError: The other processes went on without this one.
         """
         suspects, previous = self._suspected_members(loss), self.world
         self.state = AgreementState.REPORTS
@@ -279,22 +295,22 @@ class SurvivingRun:
             self._listener = listen((self._address, 0))
         host, port = self._listener.getsockname()[:2]
         report = WitnessReport(step=step, endpoint=(host, port), unreached=self.witness.unreached())
-        await self.witness.access(lambda: self.witness.report(previous.epoch, report))
+        await self.witness.access(lambda: self.witness.write_report(previous.epoch, report))
         async with self.witness.watching(previous.members):
             record = await self._wait_for_next_world(suspects)
         if record is None:
             return [self._finished[rank] for rank in self.place.ranks]
         if isinstance(loss, NotMetError) and loss.late and record.members == previous.members:
             raise loss  # all live, and cannot meet: another epoch would not help
-        reports = await self.witness.access(lambda: self.witness.reports(previous.epoch, record.members))
-        self._enter_world(record, member_state(self.member, previous, record, reported=True), reports)
+        reports = await self.witness.access(lambda: self.witness.read_reports(previous.epoch, record.members))
+        self._enter_world(record, member_state(self.member, previous, record), reports)
         self._last_change = describe_new_epoch(previous, record)
         if record.members[0] == self.member:
             notify(describe_new_epoch(previous, record, in_one_line(loss)))
         return None
 
     def _suspected_members(self, loss: Exception) -> set[int]:
-        """Return the members that this process calls lost after an error, though they may live."""
+        """Return the members that this process takes for lost because of an error; they may be alive."""
         cause = loss.cause if isinstance(loss, RankFailedError) else loss
         if isinstance(cause, NotMetError) and cause.late:
             return set(self.world.members) - {self.member}
@@ -303,9 +319,9 @@ class SurvivingRun:
         return set()
 
     async def _wait_for_next_world(self, suspects: set[int]) -> EpochWorld | None:
-        """Return the next world, once the witness has recorded it; None: the present one has ended well."""
+        """Return the next world once the witness has recorded it; None if the present world has ended well."""
         start_s = trio.current_time()
-        while (record := await self.witness.access(self.witness.record)).epoch == self.world.epoch:
+        while (record := await self.witness.access(self.witness.read_newest_world)).epoch == self.world.epoch:
             waited_s = trio.current_time() - start_s
             if await self.witness.access(partial(self._propose_if_reported, suspects, waited_s)):
                 return None
@@ -313,10 +329,17 @@ class SurvivingRun:
         return record
 
     def _propose_if_reported(self, suspects: set[int], waited_s: float) -> bool:
-        """Propose the next world once all live members have reported; return whether the present one ended well."""
+        """Propose the next world if all live members have reported; return whether the present world has ended well.
+
+        Reads and writes the witness's folder, so it must be called by `Witness.access`, in any thread.
+
+        Args:
+            suspects: Members that this process takes for lost; they may be alive.
+            waited_s: Seconds since its own report.
+        """
         if self.witness.has_finished(self.world.epoch) and len(self._finished) == len(self.epochs):
             return True
-        reports = self.witness.reports(self.world.epoch, self.world.members)
+        reports = self.witness.read_reports(self.world.epoch, self.world.members)
         lost = lost_members(
             self.world, dead=self._dead_members(), suspects=suspects, reports=reports.keys(), waited_s=waited_s,
             suspect_s=SUSPECT_S, report_s=REPORT_S,
@@ -333,8 +356,13 @@ class SurvivingRun:
     def _enter_world(self, record: EpochWorld, state: AgreementState, reports: Mapping[int, WitnessReport]) -> None:
         """Set the place, the settings and the epochs of this process for the next world.
 
+        Args:
+            record: The next world.
+            state: State of this process: JOINS or OUT.
+            reports: Reports of the members of the next world. That of the first member has the address where all meet.
+
         Raises:
-            EpochClosedError: This process is no member of it.
+            EpochClosedError: This process is no member of the next world.
         """
         self.state = state
         if state is AgreementState.OUT:
@@ -344,10 +372,7 @@ class SurvivingRun:
                 "network), or give it more time with --lost-after"
             )
         processes, process = len(record.members), record.members.index(self.member)
-        hosts = [member // self._processes_per_host for member in record.members]
-        nodes = (
-            len(set(hosts)) if {hosts.count(host) for host in hosts} == {processes // len(set(hosts))} else processes
-        )
+        nodes = count_even_nodes([member // self._processes_per_host for member in record.members])
         self.place = replace(
             self.place,
             process=process,
@@ -361,28 +386,26 @@ class SurvivingRun:
         self._run_config = self._run_config.changed(ranks=self.place.world_size)
         self.world = record
         for epoch in self.epochs:
-            epoch.number, epoch.step, epoch.members = record.epoch, record.step, record.members
-            if epoch.survivor is not None:
-                epoch.survivor.advance(record.step)
+            epoch.enter(record.epoch, record.step, record.members)
 
 
 _ENDS = (PeerLostError, MemberLostError, TransportError)
 _NAMES = {kind.__name__ for kind in (*_ENDS, *TransportError.__subclasses__())}
 
 
-def is_end(error: Exception) -> bool:
+def ends_epoch(error: Exception) -> bool:
     """Whether an error ends an epoch only: a process or a wire was lost, and no rank has failed."""
     cause = error.cause if isinstance(error, RankFailedError) else error
     return cause.type_name in _NAMES if isinstance(cause, RemoteError) else isinstance(cause, _ENDS)
 
 
 def describe_new_epoch(before: EpochWorld, after: EpochWorld, reason: str = "") -> str:
-    """Return the line for the user on a new epoch.
+    """Return a sentence on a new epoch, for users.
 
     Args:
         before: The world that has ended.
-        after: The next one.
-        reason: Reason of the end; empty where a line must be short.
+        after: The next world.
+        reason: Reason of the end; "" leaves it out.
     """
     lost = [member for member in before.members if member not in after.members]
     ended = f"lost {name_processes(lost) if lost else 'no process'}" + (f": {reason}" if reason else "")

@@ -1,4 +1,4 @@
-"""Worlds in virtual time that go on after losses: the ranks that live meet again, in the next epoch."""
+"""Worlds in virtual time that go on after losses: the surviving ranks run the program again, in the next epoch."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Live: TypeAlias = Callable[[SimulatedBackend, int, Sequence[Epoch], Mapping[str, str]], Awaitable[list[T]]]
-"""From a backend, the size of a world, the epochs of its ranks, and entries for its timeline, to the results."""
+"""Function that runs one world and returns the results of its ranks.
+
+Its arguments: the backend, the number of ranks, the `Epoch` of each rank, and entries for the timeline.
+"""
 
 EPOCH, AFTER, STATE = "epoch", "after step", "state (bytes)"
-"""Entries of a timeline: the epoch of its world, the step after which it goes on, and the bytes of a rank's state."""
+"""Names of entries of a timeline: number of the epoch, last step before it, and bytes of a rank's state."""
 
 
 def live_virtual_epochs(live: Live[T], assumptions: Virtual, cluster: Cluster, size: int) -> list[T]:
-    """Run a program in virtual time; after losses run it again with the survivors, until an epoch ends well.
+    """Run a program in virtual time; after losses run it again with the surviving ranks, until an epoch ends well.
 
-    All ranks are in this process, so the reports of an epoch are there at once. Models, their reports, the rule that
-    decides on the next world, and the order of the calls are those of real processes.
+    All ranks are in this process, so no rank waits for reports. Models, their reports, the rule that decides on the
+    next world, and the order of the calls are the same as with real processes.
 
     Args:
         live: Runs the ranks of one epoch, and returns their results.
@@ -35,7 +38,7 @@ def live_virtual_epochs(live: Live[T], assumptions: Virtual, cluster: Cluster, s
         size: Number of ranks in the first world.
 
     Returns:
-        Results of the ranks of the last world.
+        The results of the ranks of the last world, in their order.
     """
     faults = assumptions.faults
     assert faults is not None
@@ -57,22 +60,23 @@ def live_virtual_epochs(live: Live[T], assumptions: Virtual, cluster: Cluster, s
                 raise
         # The survivors enter the next world, after the time that recovery takes.
         for member in following.members:
-            _enter_world(epochs[member], following)
+            epochs[member].enter(following.epoch, following.step, following.members)
         world, start_ns = following, backend.now_ns() + round(faults.recovery_s * 1e9)
 
 
 def _next_world(world: EpochWorld, epochs: Mapping[int, Epoch], ranks: Set[int]) -> EpochWorld | None:
-    """Return the world after the loss of some ranks; None if no rank is lost, or none is left."""
+    """Return the world after the loss of some ranks; None if no rank is lost, or no rank is left.
+
+    The models of the survivors report their steps; they apply no further step until they enter the next world.
+
+    Args:
+        world: The world that lost ranks.
+        epochs: Epochs of all ranks, by their numbers in the first world.
+        ranks: The lost ranks, by their numbers in `world`.
+    """
     lost = {world.members[rank] for rank in ranks}
     if not lost:
         return None
     survivors = {member: epochs[member].survivor for member in world.members if member not in lost}
     reports = {member: model.report() if model else world.step for member, model in survivors.items()}
     return propose_world(world, reports, lost)
-
-
-def _enter_world(epoch: Epoch, world: EpochWorld) -> None:
-    """Set the memory of a rank for the next world, and move its model to the step of that world."""
-    epoch.number, epoch.step, epoch.members = world.epoch, world.step, world.members
-    if epoch.survivor is not None:
-        epoch.survivor.advance(world.step)

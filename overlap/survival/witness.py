@@ -2,20 +2,20 @@
 
 ::
 
-    FOLDER/attempt-0/alive-2            process of member 2, and where it listens in its present run
-                     run-0/report-3-2   report of member 2 in epoch 3: its agreed step, and where it would listen
+    FOLDER/attempt-0/alive-2            process of member 2, and the address where it listens in its present run
+                     run-0/report-3-2   report of member 2 in epoch 3: agreed step, and address for the next world
                            epoch-4      the world of epoch 4
                            finished-4   the world of epoch 4 has ended well
 
 A program that calls `overlap.run` several times has several runs.
 
-A file appears whole, by a link that fails if there is one of its name: the first proposal of an epoch is the only one.
-That holds on NFS as well. Nothing is locked, so a stopped process holds up nobody. The kernel says which processes of
-this host have ended. Of a job on several hosts, whose folder the user names:
+A file is created whole, by a link that fails if the name exists: only the first proposal of an epoch is recorded, also
+on NFS. There are no locks, so a stopped process delays no other one. The kernel tells which processes of this host have
+ended. For a job on several hosts, whose folder the user names:
 
 * Each process has a socket that listens, and never accepts. The kernel of its host refuses or ends connections to it as
   soon as the process has ended, and keeps them while it is stopped. No answer means that the host is lost, or cut off.
-* No trust in a directory that was read before: a client may cache it for a minute. A new file in it renews the cache.
+* A client may cache a directory for a minute. To create a file in it renews the cache.
 * No endless wait: a folder that cannot be reached may block a call for ever. Calls are made in a thread, with a limit
   for each of their operations. A process that does not reach the folder ends, because the others may have gone on
   without it.
@@ -28,6 +28,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
+from errno import EDQUOT, ENOSPC
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -45,15 +46,17 @@ from .agreement import EpochWorld, accepts
 
 T = TypeVar("T")
 
-#: How often a process of several hosts looks into the folder. A look takes a few messages to the server.
+#: Pause between two looks into the folder, with several hosts. A look takes a few messages to the server.
 _FAR_LOOK_S = 0.02
-#: Pause before a call of the file system is made again that has failed.
+#: Pause before a failed call of the file system is repeated.
 _PAUSE_S = 0.2
-#: Time to write a file from which on the folder is called slow: it takes milliseconds.
+#: Limit of a last try after the limit of an access: this process may have been stopped in the meantime.
+_LAST_TRY_S = 0.5
+#: If writing a file takes longer, the folder is reported as slow. Usually it takes milliseconds.
 _SLOW_S = 1.0
-#: Operations of an access at most, for each of which a slow folder may take as long as to write a file.
-_OPERATIONS = 100
-#: Connections to a process that wait to be accepted: one of each other process.
+#: Most operations of the file system in one access.
+_MOST_OPERATIONS = 100
+#: Connections to a process that are never accepted: one from each other process.
 _BACKLOG = 4096
 
 
@@ -73,20 +76,21 @@ class WitnessReport:
 class Witness:
     """The witness as one member uses it.
 
-    Attributes:
-        look_s: How often a survivor looks for reports and decisions.
-
     Args:
         folder: Folder of the job, the same on all hosts.
-        attempt: How often the job has been started before.
+        attempt: Number of times that the job has been started before.
         run: Index of the run of the program.
-        member: This member.
+        member: Number of this process in the first world.
         first: The world of epoch 0.
-        address: Address of this host that other hosts reach; None: the job has one host.
-        limit_s: A folder of several hosts that cannot be reached for so long ends this process; None: `LOST_AFTER_S`.
+        address: Address at which other hosts reach this host; None: the job has one host.
+        limit_s: With several hosts, seconds for which the folder may be out of reach; None: `LOST_AFTER_S`.
+
+    Attributes:
+        look_s: Seconds between two looks for reports and decisions.
 
     Raises:
-        UsageError: The folder cannot be written; of several hosts, a WitnessError.
+        UsageError: The folder of a job on one host cannot be written.
+        WitnessError: The folder of a job on several hosts cannot be written.
     """
 
     look_s: float = 0.002
@@ -97,11 +101,11 @@ class Witness:
     ) -> None:  # fmt: skip
         self._members, self._member, self._first = _attempt_folder(folder, attempt), member, first
         self._folder, self._run, self._limit_s = self._members / f"run-{run}", run, limit_s or LOST_AFTER_S
-        self._processes: dict[int, str] = {}  # identities of members
-        self._ended: set[int] = set()
-        self._cut_off: set[int] = set()
-        self._unreached: set[int] = set()  # outlives `watching`, until a member answers
-        self._dialled: set[int] = set()  # no answer yet
+        self._processes: dict[int, str] = {}  # `process_identity` of members
+        self._ended: set[int] = set()  # watched members on other hosts that have certainly ended
+        self._cut_off: set[int] = set()  # watched members that do not answer: their host or the network failed
+        self._unreached: set[int] = set()  # members that did not answer, until they do; also after `watching`
+        self._dialled: set[int] = set()  # members that are being dialled
         self._is_slow = False
         self._socket = None if address is None else listen((address, 0), backlog=_BACKLOG)
         if self._socket is not None:
@@ -115,15 +119,15 @@ class Witness:
             draft.replace(self._members / f"alive-{member}")
         except OSError as error:
             self.close()
-            raise self._folder_error(error.strerror or str(error)) from None
+            raise self._folder_error(error) from None
 
     def close(self) -> None:
-        """End the use of the witness in this run: other hosts see that this process has left it."""
+        """End the use of the witness in this run: processes on other hosts see that this process has ended the run."""
         if self._socket is not None:
             self._socket.close()
 
     async def access(self, call: Callable[[], T]) -> T:
-        """Return the result of a call that reads or writes the folder; of several hosts, a failed one is repeated.
+        """Return the result of a call that reads or writes the folder. With several hosts, a failed call is repeated.
 
         Raises:
             UsageError: The folder of one host cannot be written.
@@ -133,24 +137,27 @@ class Witness:
             try:
                 return call()
             except OSError as error:
-                raise self._folder_error(error.strerror or str(error)) from None
-        begin_s, reason = trio.current_time(), "it does not answer"
-        with trio.move_on_after(self._limit_s) as scope:
-            while True:
-                write_s = trio.current_time()
-                try:
-                    await trio.to_thread.run_sync(self._renew, abandon_on_cancel=True)
-                    took_s = trio.current_time() - write_s
-                    scope.deadline = begin_s + self._limit_s + _OPERATIONS * took_s  # a slow folder is no lost one
-                    self._report_slow(took_s)
-                    return await trio.to_thread.run_sync(call, abandon_on_cancel=True)
-                except OSError as error:
-                    reason = error.strerror or str(error)
-                await trio.sleep(_PAUSE_S)
-        raise self._folder_error(reason)
+                raise self._folder_error(error) from None
+        failure = OSError("it does not answer")
+        for limit_s in self._limit_s, _LAST_TRY_S:
+            begin_s = trio.current_time()
+            with trio.move_on_after(limit_s) as scope:
+                while True:
+                    write_s = trio.current_time()
+                    try:
+                        await trio.to_thread.run_sync(self._renew, abandon_on_cancel=True)
+                        took_s = trio.current_time() - write_s
+                        # A slow folder is not lost: each operation of the call may take as long as this one.
+                        scope.deadline = begin_s + limit_s + _MOST_OPERATIONS * took_s
+                        self._report_slow(took_s)
+                        return await trio.to_thread.run_sync(call, abandon_on_cancel=True)
+                    except OSError as error:
+                        failure = error
+                    await trio.sleep(_PAUSE_S)
+        raise self._folder_error(failure)
 
     def _renew(self) -> None:
-        """Create a file and remove it: a client of NFS then reads the folder anew from the server."""
+        """Create a file and remove it: a client of NFS then reads the folder from the server again."""
         draft = self._folder / f"look-{self._member}"
         draft.touch()
         draft.unlink()
@@ -164,39 +171,44 @@ class Witness:
                 "name a faster folder with --witness"
             )
 
-    def _folder_error(self, reason: str) -> OverlapError:
-        """Return the error for a folder that this process cannot use."""
-        folder = self._members.parent
+    def _folder_error(self, failure: OSError) -> OverlapError:
+        """Return the error for a folder that this process cannot use; with several hosts it is a `WitnessError`."""
+        folder, reason = self._members.parent, failure.strerror or str(failure)
         if self._socket is None:
-            return UsageError(f"survive: cannot write the witness {folder}: {reason}; make room in {folder.parent}")
+            is_full = failure.errno in (ENOSPC, EDQUOT)
+            advice = f"make room in {folder.parent}" if is_full else f"make {folder.parent} writable"
+            return UsageError(f"survive: cannot write the witness {folder}: {reason}; {advice}")
         return WitnessError(
-            f"process {self._member} cannot reach the witness in {folder}: {reason}; it ends, because the others may "
-            "go on without it"
+            f"process {self._member} cannot reach the witness in {folder}: {reason}; this process ends, because the "
+            "others may go on without it: check the mount of that folder here, or name another one with --witness"
         )
 
     # -- which members live --------------------------------------------------------------------------------------------
 
     def is_dead(self, member: int) -> bool:
-        """Whether the process of a member has ended, or its host did not answer; False for one that has not come."""
+        """Whether the process of a member has ended, or does not answer; False if it has not started yet."""
         return member in self._cut_off or self.has_ended(member)
 
     def has_ended(self, member: int) -> bool:
-        """Whether a process has certainly ended: the kernel of its host says so."""
+        """Whether the process of a member has certainly ended, as the kernel of its host says."""
         if member not in self._processes and self._socket is None:
             self._read_alive(member)
         return member in self._ended or process_state(self._processes.get(member, "")) is ProcessState.GONE
 
     def unreached(self) -> tuple[int, ...]:
-        """Return the members that could not be dialled, and have not answered since; none of this host."""
+        """Return the members to which this process could not connect, and that have not answered since.
+
+        It is empty for a job on one host.
+        """
         return tuple(sorted(self._unreached))
 
-    def dials(self) -> bool:
-        """Whether a member that is watched has neither answered nor been silent for `OUTAGE_S`."""
+    def is_awaiting_answers(self) -> bool:
+        """Whether a watched member is being dialled: it has not answered yet, and the limit `OUTAGE_S` is not over."""
         return bool(self._dialled)
 
     @asynccontextmanager
     async def watching(self, members: Iterable[int]) -> AsyncIterator[None]:
-        """Watch the ends of members on other hosts for the length of the block; the kernel shows those on this host."""
+        """In the block, watch members over their sockets, for `is_dead`. On one host the kernel is asked instead."""
         others = set(members) - {self._member} if self._socket is not None else set()
         self._ended -= others
         self._cut_off -= others
@@ -210,7 +222,7 @@ class Witness:
         """Connect to the socket of a member, and wait for the end of that connection."""
         endpoint = None
         while endpoint is None:
-            with suppress(WitnessError):  # the task that asks it for a decision raises that
+            with suppress(WitnessError):  # the task that waits for a decision raises it
                 endpoint = await self.access(lambda: self._read_alive(member))
             await trio.sleep(0 if endpoint else self.look_s)
         self._dialled.add(member)
@@ -224,6 +236,8 @@ class Witness:
                 await stream.receive_some(1)
             self._ended.add(member)
         except (OSError, trio.TooSlowError, trio.BrokenResourceError) as error:
+            # If the kernel of its host refused or reset the connection, the process has ended. Any other error may be
+            # one of the network.
             cause = error if stream is None else error.__cause__
             if isinstance(cause, ConnectionRefusedError if stream is None else ConnectionResetError):
                 self._ended.add(member)
@@ -234,7 +248,10 @@ class Witness:
             self._dialled.discard(member)
 
     def _read_alive(self, member: int) -> tuple[str, int] | None:
-        """Note the process of a member; return where it listens in this run, None if that is not known yet."""
+        """Read the identity of a member's process into `_processes`; return its address in this run.
+
+        None if the member has not written it yet, or if the job has one host, where no member listens.
+        """
         with suppress(FileNotFoundError):
             content = json.loads((self._members / f"alive-{member}").read_text())
             self._processes[member] = content["process"]
@@ -243,23 +260,24 @@ class Witness:
 
     # -- reports and decisions -----------------------------------------------------------------------------------------
 
-    def record(self) -> EpochWorld:
-        """Return the newest world that is recorded: the first one until a proposal was accepted."""
+    def read_newest_world(self) -> EpochWorld:
+        """Return the newest world that is recorded; the world of epoch 0 if no proposal was recorded."""
         return _read_newest_world(self._folder) or self._first
 
-    def report(self, epoch: int, report: WitnessReport) -> None:
+    def write_report(self, epoch: int, report: WitnessReport) -> None:
         """Write the report of this member; only the first one of an epoch counts."""
         self._create_file(f"report-{epoch}-{self._member}", asdict(report))
 
-    def reports(self, epoch: int, members: Iterable[int]) -> dict[int, WitnessReport]:
-        """Return the reports of an epoch, by member."""
+    def read_reports(self, epoch: int, members: Iterable[int]) -> dict[int, WitnessReport]:
+        """Return the reports of an epoch that `members` have written so far, by member."""
         paths = {member: self._folder / f"report-{epoch}-{member}" for member in members}
         names = {path.name for path in self._folder.glob("report-*")}
         return {member: _read_report(path) for member, path in paths.items() if path.name in names}
 
     def propose(self, proposal: EpochWorld) -> bool:
-        """Record a proposal if it may follow the record and is the first of its epoch; return whether it was."""
-        return accepts(self.record(), proposal) and self._create_file(f"epoch-{proposal.epoch}", asdict(proposal))
+        """Record a proposal if it may follow the newest world, and is the first of its epoch; return whether it was."""
+        is_next = accepts(self.read_newest_world(), proposal)
+        return is_next and self._create_file(f"epoch-{proposal.epoch}", asdict(proposal))
 
     def finish(self, epoch: int) -> None:
         """Record that the world of an epoch has ended well: all its ranks have finished their programs."""
@@ -270,29 +288,29 @@ class Witness:
         return (self._folder / f"finished-{epoch}").exists()
 
     def _create_file(self, name: str, content: Mapping[str, object]) -> bool:
-        """Create a file with its content; return False, and change nothing, if there is one of that name."""
+        """Create a file with a content, as JSON; return False, and change nothing, if a file of that name exists."""
         draft = self._folder / f"draft-{self._member}"
         draft.write_text(json.dumps(content))
         try:
             with suppress(FileExistsError):  # NFS: also if the answer to the call that created it was lost
                 os.link(draft, self._folder / name)
-            return draft.stat().st_nlink == 2
+            return draft.stat().st_nlink == 2  # whether the link exists, whatever the call has returned
         finally:
             draft.unlink()
 
 
 @cache
 def _read_report(path: Path) -> WitnessReport:
-    """Return a report, which is read once: it never changes."""
+    """Return the report in a file; reports never change, so each is read once."""
     content = json.loads(path.read_text())
     return WitnessReport(**content | {name: tuple(content[name]) for name in ("endpoint", "unreached")})
 
 
 def witness_folder() -> Path:
-    """Return the folder of the witness, as the launcher has named it.
+    """Return the folder of the witness, which the launcher has put into the environment.
 
     Raises:
-        UsageError: It has named none.
+        UsageError: The launcher has named no folder.
     """
     if not (folder := os.environ.get(WITNESS)):
         raise UsageError(
@@ -303,12 +321,22 @@ def witness_folder() -> Path:
 
 
 def has_survivor(folder: Path, member: int) -> bool:
-    """Whether a process takes part in a run that survives: by `--survive`, or because its program asks for it."""
+    """Whether a process takes part in a run that goes on after losses: it has then written its file `alive-N`.
+
+    Args:
+        folder: Folder of the witness.
+        member: Number of the process in the first world.
+    """
     return any(folder.glob(f"attempt-*/alive-{member}"))
 
 
 def newest_world(folder: Path, attempt: int) -> EpochWorld | None:
-    """Return the newest world that the witness of a job has decided on; None: it has not decided yet."""
+    """Return the newest world that the witness of a job has recorded, or None if it has recorded none.
+
+    Args:
+        folder: Folder of the witness.
+        attempt: Number of times that the job has been started before.
+    """
     runs = _attempt_folder(folder, attempt).glob("run-*")
     for run in sorted(runs, key=lambda path: int(path.name.removeprefix("run-")), reverse=True):
         if (world := _read_newest_world(run)) is not None:
@@ -317,11 +345,12 @@ def newest_world(folder: Path, attempt: int) -> EpochWorld | None:
 
 
 def _attempt_folder(folder: Path, attempt: int) -> Path:
+    """Return the folder of one attempt in the folder of the witness."""
     return folder / f"attempt-{attempt}"
 
 
 def _read_newest_world(folder: Path) -> EpochWorld | None:
-    """Return the world of the last epoch in the folder of a run; None: no epoch has followed the first."""
+    """Return the world of the last epoch in the folder of a run, or None if no epoch has followed the first."""
     epochs = [int(path.name.removeprefix("epoch-")) for path in folder.glob("epoch-*")]
     if not epochs:
         return None

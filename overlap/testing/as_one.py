@@ -21,24 +21,27 @@ if TYPE_CHECKING:
     from .run import Run
 
 Repeat: TypeAlias = "Callable[[int, Substitute, int, bool], tuple[Run, list[Batches]]]"
-"""Runs the program with other ranks, with data and weights of a source, for some updates, which may all be recorded."""
+"""Runs the program again: (number of ranks, source of data and weights, number of updates, whether to record all)."""
 
 Result: TypeAlias = tuple[list[Verdict], str]
-"""Verdicts, and in words what was compared with what, or why nothing was."""
+"""Verdicts, and a note on what was compared, or why nothing was."""
 
 KIND = "gradient differs"
 
-# Relative differences by rounding: of sums in another order over a thousand terms in a few layers, and for types of 16
-# bits of one term. Mistakes are factors, and a factor that differs by less from one is not seen.
+# Largest relative difference that rounding explains, by bytes of a type: of sums over a thousand terms in another
+# order, through a few layers; for 16 bits, of one term. A wrong factor that is nearer to 1 than this is not found.
 _TOLERANCES = {8: 1e-9, 4: 1e-3, 2: 6e-2}
 
 
-def _same_weights(recorded: list[Batches], *, distributed: bool) -> list[list[int]]:
+def _group_by_weights(recorded: list[Batches], *, distributed: bool) -> list[list[int]]:
     """Group ranks that hold the same parts of the model.
 
     Args:
-        recorded: Batches of each rank.
-        distributed: Whether distributed tensors count, too.
+        recorded: The record of each rank's updates.
+        distributed: Whether distributed tensors count, too, of which each rank holds a part.
+
+    Returns:
+        Lists of ranks.
     """
     found: dict[object, list[int]] = {}
     for rank, each in enumerate(recorded):
@@ -49,94 +52,113 @@ def _same_weights(recorded: list[Batches], *, distributed: bool) -> list[list[in
 
 
 def _steps_at(update: int, recorded: Iterable[Batches]) -> list[UpdateRecord]:
+    """Return the record of update `update` (from 0) of each rank that made it."""
     return [batches.steps[update] for batches in recorded if update < len(batches.steps)]
 
 
 class AsOne:
-    """Comparison of a run with one of fewer ranks.
+    """Comparison of a run with a run of fewer ranks, by the gradients of their first updates.
 
     Args:
-        run: The run of many ranks, which ended well.
-        recorded: Their batches.
-        repeat: Runs the program again.
+        run: The run of many ranks.
+        recorded: The record of each rank's updates.
+        repeat: Runs the program again, with other ranks and data.
     """
 
     def __init__(self, run: Run, recorded: list[Batches], repeat: Repeat) -> None:
         self._run, self._recorded, self._repeat = run, recorded, repeat
         self._compared: Counter[int] = Counter()  # gradients, by update
         self._steps = [each.steps for each in recorded]
-        self._models = _same_weights(recorded, distributed=False)
-        self._last = max(
+        self._models = _group_by_weights(recorded, distributed=False)
+        # Number of updates up to the last one with gradients; 0 if there is none.
+        self._updates = max(
             (at + 1 for each in recorded for at, step in enumerate(each.steps) if step.gradients), default=0
         )
 
     def compare(self) -> Result:
-        """Compare gradients; a reason why it is impossible is in the note."""
+        """Compare gradients. If that is impossible, there are no verdicts, and the note has the reason."""
         try:
             self._check_comparable()
-            if any(self._has_local_gradients(step) for step in range(self._last)):
+            if any(self._has_local_gradients(step) for step in range(self._updates)):
                 return self._compare_with_same_data(len(self._models), "ranks make updates of their own")
             reasons: list[str] = []
+            # Try one rank first, then more, until the program can run.
             for size in (size for size in range(1, self._run.size) if self._run.size % size == 0):
                 for compare in (self._compare_with_joined_data, self._compare_with_same_data):
                     try:
                         return compare(size, reasons[-1] if reasons else "")
                     except Declined as declined:
                         reasons.append(f"with {size} rank{'s' * (size > 1)}, {declined}")
-            raise Declined(reasons[0] if reasons else "there is one rank only")
+            raise Declined(reasons[0] if reasons else "there is one rank only; run it with 2 ranks or more")
         except Declined as declined:
             return [], f"not compared: {declined}"
 
     def _check_comparable(self) -> None:
-        """Decline a run that has nothing to compare."""
+        """Check that the run has gradients to compare.
+
+        Raises:
+            Declined: It has not; the text has the reason and advice.
+        """
         if self._run.error is not None:
-            raise Declined("the run failed")
+            raise Declined("the run failed; make it pass first")
         steps = [step for each in self._recorded for step in each.steps]
-        if not self._last:
+        if not self._updates:
             calls = any(step.losses for step in steps)
-            raise Declined(f"the program {'makes no update by an optimizer' if calls else 'never calls backward'}")
+            missing = "makes no update by an optimizer" if calls else "never calls backward"
+            raise Declined(f"the program {missing}; run at least one step of training")
+        # `steps[0]` is the record up to the first update; `data` are the batches of its forwards.
         if not any(each.steps[0].data for each in self._recorded):
-            raise Declined("the first update begins before any forward, as with a closure")
-        late = [name for step in steps for name in step.gradients
-                if all(name not in each.steps[0].weights for each in self._recorded)]  # fmt: skip
+            lines = [line for each in self._recorded if (line := each.steps[0].line)]
+            update = f"the first optimizer.step(){f' ({lines[0]})' if lines else ''}"
+            advice = "call forward and backward before step() to have it compared"
+            raise Declined(f"{update} begins before any forward, as with a closure; {advice}")
+        known = {name for each in self._recorded for name in each.steps[0].weights}
+        late = [name for step in steps for name in step.gradients if name not in known]
         if late:
-            raise Declined(f"'{late[0]}' was made after the first forward had begun, and its first values are unknown")
+            raise Declined(
+                f"'{late[0]}' was made after the first forward had begun, and its first values are unknown; make all "
+                "parameters before the first forward"
+            )
 
     def _has_local_gradients(self, update: int) -> bool:
         """Whether ranks with the same weights have different gradients in update `update`."""
-        for ranks in self._models:
+        for ranks in self._models:  # each a list of the ranks that have the same weights
             steps = _steps_at(update, [self._recorded[rank] for rank in ranks])
             for name in steps[0].gradients if steps else ():
                 parts = [step.gradients[name] for step in steps if name in step.gradients]
+                # Distributed tensors, which have placements, may differ between ranks.
                 if not parts[0].placements and len({digest(part.tensor) for part in parts}) > 1:
                     return True
         return False
 
     def _compare_with_joined_data(self, size: int, _: str) -> Result:
-        """Compare with a run of `size` ranks that have the joined data of all ranks."""
-        classes, steps = [list(range(self._run.size))] if size == 1 else self._ranks_by_part(size), self._steps
+        """Compare with a run of `size` ranks on the data of all ranks, joined.
+
+        With several ranks, each holds one part of the model, and gets the data of all ranks that hold this part.
+        """
+        classes, steps = [list(range(self._run.size))] if size == 1 else self._ranks_of_each_part(size), self._steps
         models = [self._models] if size == 1 else [[ranks] for ranks in classes]
         few = Substitute(steps, classes, models)
         return self._compare(self._recorded, few, self._run_again(size, few, every=False), " on the joined batch")
 
     def _compare_with_same_data(self, size: int, why_not: str) -> Result:
-        """Compare many ranks and fewer, of which those with the same weights have the same data.
+        """Compare two runs, with many ranks and with fewer, in which ranks with the same weights get the same data.
 
-        This says nothing about sums over different data, but statistics of a rank's own data, and updates of its own,
-        are then those of all ranks.
+        It does not test sums over different data. But it can compare programs whose ranks use statistics of their own
+        data, or make updates of their own.
 
         Args:
-            size: The number of fewer ranks.
-            why_not: Why their data was not joined.
+            size: The number of fewer ranks: one for each part of the model.
+            why_not: Why data cannot be joined; it is added to the note.
         """
-        models = self._ranks_by_part(size)
+        models = self._ranks_of_each_part(size)
         if not self._has_mean_losses():
             raise Declined("the loss is no mean")
         everyone, steps = range(self._run.size), self._steps
         donors = [next(ranks[:1] for ranks in models if rank in ranks) for rank in everyone]
         many = Substitute(steps, donors, [], updates=0)
         few = Substitute(steps, [ranks[:1] for ranks in models], [[ranks] for ranks in models], updates=1)
-        self._last = len(self._recorded[0].steps) - 1
+        self._updates = len(self._recorded[0].steps) - 1
         recorded = self._run_again(self._run.size, many, every=True)
         data = ", with the same data for ranks that hold the same"
         verdicts, note = self._compare(recorded, few, self._run_again(size, few, every=True), data)
@@ -146,16 +168,16 @@ class AsOne:
         """Compare the gradients of two runs, update by update, up to the first update in which they differ.
 
         Args:
-            many: What the ranks of the one run recorded.
-            source: What the ranks of the other run stand for.
-            few: What these recorded; they are fewer.
-            data: The data that they had, in words that go on after their number.
+            many: The record of each rank of the larger run.
+            source: Says which of these ranks each rank of the smaller run replaces.
+            few: The record of each rank of the smaller run.
+            data: Text on the data of the smaller run, such as " on the joined batch".
 
         Raises:
-            Declined: The two runs computed different losses, so that their gradients say nothing.
+            Declined: The two runs computed different losses, so that their gradients cannot be compared.
         """
         differences: list[GradientDifference] = []
-        for update in range(self._last):
+        for update in range(self._updates):
             self._check_losses(update, many, few)
             for own, models in zip(few, source.models, strict=True):
                 differences += self._find_differences(update, own, models, many)
@@ -165,15 +187,33 @@ class AsOne:
         note = f"{sum(self._compared.values())} gradients compared with {comparison}"
         return self._make_verdicts(differences, comparison), note
 
-    def _ranks_by_part(self, size: int) -> list[list[int]]:
-        """Return for each part of the model the ranks that hold it; decline unless there are `size` parts."""
-        models = self._models if size == 1 else _same_weights(self._recorded, distributed=True)
+    def _ranks_of_each_part(self, size: int) -> list[list[int]]:
+        """Return, for each part of the model, the ranks that hold it.
+
+        Args:
+            size: Ranks of the other run, each of which has one part.
+
+        Raises:
+            Declined: There are more or fewer parts than `size`.
+        """
+        # A single rank holds distributed tensors whole, so they do not tell parts apart; with several ranks they do.
+        models = self._models if size == 1 else _group_by_weights(self._recorded, distributed=True)
         if len(models) != size:
             raise Declined(f"ranks hold {len(models)} different parts of the model")
         return models
 
     def _run_again(self, size: int, source: Substitute, *, every: bool) -> list[Batches]:
-        run, recorded = self._repeat(size, source, self._last, every)
+        """Run the program with another number of ranks and other data; return the record of each rank.
+
+        Args:
+            size: Number of ranks.
+            source: Source of their data and weights.
+            every: Whether gradients of every update are recorded.
+
+        Raises:
+            Declined: The run fails, or its tensors do not fit the source.
+        """
+        run, recorded = self._repeat(size, source, self._updates, every)
         if source.declined is not None:
             raise source.declined
         if run.error is not None:
@@ -181,7 +221,16 @@ class AsOne:
         return recorded
 
     def _check_losses(self, update: int, many: list[Batches], few: list[Batches]) -> None:
-        """Decline runs whose forwards differ: losses must be the same but for a whole factor, such as a divisor."""
+        """Check that the mean losses of two runs are equal, or differ by a whole factor, such as a divisor.
+
+        Args:
+            update: The number of the update, from 0.
+            many: The record of each rank of the larger run.
+            few: The record of each rank of the smaller run.
+
+        Raises:
+            Declined: They are not: the forwards differ.
+        """
         many_losses, few_losses = (
             [step.losses for step in _steps_at(update, recorded) if step.losses] for recorded in (many, few)
         )
@@ -193,18 +242,27 @@ class AsOne:
             factor = round(large / small) if small else 0
             if abs(large - factor * small) > self._tolerance(4) * large or factor > self._run.size**2:
                 draws = [step.draws for step in _steps_at(update, many) if step.draws]
+                advice = "average the loss over its samples, and use no layer with statistics of the batch"
+                if draws:
+                    advice = f"the forward at {draws[0]} draws random numbers: switch dropout off, or draw none"
                 raise Declined(
-                    f"the forwards differ: the mean of the ranks' losses at {of_many[0].line} is {many_mean:.6g}, that "
-                    f"of fewer {few_mean:.6g}{f'; the forward at {draws[0]} draws random numbers' if draws else ''}"
+                    f"the forwards differ: the mean of the ranks' losses at {of_many[0].line} is {many_mean:.6g}, with "
+                    f"fewer ranks it is {few_mean:.6g}; {advice}"
                 )
 
     def _has_mean_losses(self) -> bool:
-        """Whether all losses are means, perhaps divided by a number: others may count data, or ranks."""
+        """Whether there are losses, and all are means over samples, perhaps times a constant.
+
+        A sum over samples would depend on their number.
+        """
         losses = [loss for each in self._recorded for step in each.steps for loss in step.losses]
         return bool(losses) and all(loss.is_mean for loss in losses)
 
     def _tolerance(self, itemsize: int) -> float:
-        """Return the relative difference by rounding, of the least exact type that the ranks computed or sent."""
+        """Return the largest relative difference that rounding explains, for elements of `itemsize` bytes.
+
+        If anything was computed or sent in 16 bits, that for 16 bits.
+        """
         half = any("float16" in issue.call.form for issue in self._run.record.issues)
         half = half or any(each.half for each in self._recorded)
         return _TOLERANCES[2 if half else itemsize]
@@ -214,7 +272,15 @@ class AsOne:
     def _find_differences(
         self, update: int, few: Batches, models: list[list[int]], recorded: list[Batches]
     ) -> list[GradientDifference]:
-        """Return the gradients of an update that differ by more than rounding."""
+        """Return the gradients of an update that differ by more than rounding between one rank and many ranks.
+
+        Args:
+            update: The number of the update, from 0.
+            few: The record of one rank of the smaller run; without this update, the result is [].
+            models: Lists of ranks of the larger run with the same weights. Their parts together make the gradients of
+                that rank.
+            recorded: The record of each rank of the larger run.
+        """
         if update >= len(few.steps):
             return []
         expected, rates = few.steps[update].gradients, few.steps[update].rates
@@ -231,15 +297,17 @@ class AsOne:
             tolerance = self._tolerance(part.tensor.element_size())
             factor = _find_factor(gradient.double(), part.tensor.double(), largest, tolerance)
             step = next(step for step in _steps_at(update, recorded) if name in step.gradients)
+            # A learning rate that makes up for the factor is no fault.
             rate = step.rates[name] / rates[name] if rates.get(name) else 1.0
             if factor is not None and not (factor and abs(factor * rate - 1) < tolerance):
                 differences.append(GradientDifference(name, update, factor, step.line))
         return differences
 
     def _make_verdicts(self, differences: list[GradientDifference], comparison: str) -> list[Verdict]:
-        """Return a verdict for all gradients with one factor and one reduction, of the first update that differs."""
+        """Return verdicts on the differences: one for all gradients with the same factor and the same reduction."""
         factors = {_round_factor(difference.factor) for difference in differences}
         every = bool(differences) and len(differences) == self._compared[differences[0].at]
+        # One factor for all gradients may come from the divisor of a loss that is no mean.
         if len(factors) == 1 and 0 not in factors and every and not self._has_mean_losses():
             raise Declined(
                 f"its gradients are {float(factors.pop()):.3g} times those of {comparison}, and the loss is no mean: a "
@@ -256,8 +324,8 @@ class AsOne:
         return [*verdicts, *self._find_undivided_losses()]
 
     def _find_undivided_losses(self) -> list[Verdict]:
-        """Find an update in which one line adds up several means, and none of them is divided by their number."""
-        for update, step in enumerate(self._recorded[0].steps[: self._last]):
+        """Return a verdict on an update whose gradients add up several mean losses that are not divided; else []."""
+        for update, step in enumerate(self._recorded[0].steps[: self._updates]):
             losses = step.losses
             are_means = all(loss.is_mean and loss.scale == 1.0 for loss in losses)
             are_added_up = len(losses) > 1 and all(loss.adds for loss in losses[1:])
@@ -271,11 +339,11 @@ class AsOne:
         return []
 
     def _find_reduction(self, difference: GradientDifference) -> Issue | None:
-        """Return the operation that reduced a gradient, or, if none is known, the last reduction before its update."""
+        """Return the operation that reduced a gradient; if unknown, the last reduction before the update; else None."""
         name, at, record = difference.name, difference.at, self._run.record
         updates = [(rank, each.steps[at]) for rank, each in enumerate(self._recorded) if at < len(each.steps)]
         rank, issued = next(((rank, step.issued) for rank, step in updates if name in step.gradients), (0, 0))
-        before = {issue.index: issue for issue in record.of(rank)[:issued] if issue.call.op in _REDUCTIONS}
+        before = {issue.index: issue for issue in record.issues_of(rank)[:issued] if issue.call.op in _REDUCTIONS}
         own = [each.issue for each in record.transfers if each.issue.rank == rank and name in each.names]
         return next(reversed([issue for issue in own if issue.index in before] or before.values()), None)
 
@@ -285,16 +353,22 @@ _REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 
 @dataclass(slots=True)
 class GradientDifference:
-    """A gradient that is `factor` times too large; 0: its elements have no common factor."""
+    """A gradient that differs between two runs."""
 
     name: str
-    at: int
-    factor: float
-    line: str
+    at: int  # number of the update, from 0
+    factor: float  # it is this many times too large; 0: its elements have no common factor
+    line: str  # line of the update
 
 
 def _find_factor(gradient: torch.Tensor, expected: torch.Tensor, largest: float, tolerance: float) -> float | None:
-    """Return the factor by which a gradient is too large.
+    """Return the factor by which a gradient is too large, found by least squares.
+
+    Args:
+        gradient: The gradient on many ranks.
+        expected: The gradient on fewer ranks.
+        largest: Largest element of all gradients of the update.
+        tolerance: Relative difference that rounding explains.
 
     Returns:
         None if the gradient is right, 0 if its elements have no common factor.
@@ -304,6 +378,7 @@ def _find_factor(gradient: torch.Tensor, expected: torch.Tensor, largest: float,
     size = float(expected.square().sum())
     factor = float((gradient * expected).sum()) / size if size else 0.0
     rest = float((gradient - factor * expected).norm())
+    # A gradient that is tiny against all others is rounding, of which no factor can be told.
     is_factor = rest <= tolerance * float(gradient.norm()) and own_largest > 1e-6 * largest
     if is_factor and abs(factor - 1) <= 3 * tolerance:
         return None
@@ -313,7 +388,7 @@ def _find_factor(gradient: torch.Tensor, expected: torch.Tensor, largest: float,
 
 
 def _round_factor(factor: float) -> Fraction:
-    """Return the ratio of small numbers next to a factor, or a factor of no such ratio with three digits."""
+    """Return the ratio of small numbers within 1 % of a factor, such as 1/3 for 0.3332; else the factor to 3 digits."""
     near = Fraction(factor).limit_denominator(64)
     if not factor:
         return near
@@ -323,37 +398,54 @@ def _round_factor(factor: float) -> Fraction:
 def _make_verdict(
     differences: list[GradientDifference], issue: Issue | None, record: Record, comparison: str, scaled: str
 ) -> Verdict:
-    """Return the verdict on gradients that differ alike, reduced by one operation."""
+    """Return the verdict on gradients with one factor that one operation reduced.
+
+    Args:
+        differences: The gradients, at least one.
+        issue: The operation; None: unknown.
+        record: The record of the run.
+        comparison: Text on the run that they were compared with.
+        scaled: Clause on a loss that is a multiple of a mean, or "".
+    """
     first, names = differences[0], list(dict.fromkeys(each.name for each in differences))
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    factor, reduced = _round_factor(first.factor), ""
-    if issue is not None:
-        size = len(issue.call.members)
-        divisor = size / factor if factor else Fraction(size)
-        if divisor.denominator > 1 or divisor == size:
-            reduced = ": reduced over"
-        elif divisor > size:
-            reduced = f": divided by {divisor}, where its group has {size} ranks,"
-        else:
-            reduced = f": divided by {divisor} of the {size} ranks of its group," if divisor > 1 else ": not divided by"
-        reduced = f"{reduced} {named_ranks(issue.call.members)}, by {issue.title}"
-        reduced += _holders_clause(record, first.name, issue.call.members)
-    verb = "differs from"
+    factor, verb = _round_factor(first.factor), "differs from"
     if factor:
         times = max(factor, 1 / factor)
         shown = times if times.denominator == 1 else f"{float(times):.3g}"
         verb = f"is {shown} times too {'large' if factor > 1 else 'small'} against"
-        reduced += scaled
     where = f"in update {first.at + 1} ({first.line})"
-    text = f"{where} the gradient of '{first.name}'{others} {verb} that of {comparison}{reduced}"
-    lines = (*((issue.call.site,) if issue is not None else ()), first.line)
-    return Verdict(
-        kind=KIND, text=text, ranks=() if issue is None else issue.call.members, lines=tuple(dict.fromkeys(lines))
-    )
+    text = f"{where} the gradient of '{first.name}'{others} {verb} that of {comparison}"
+    scaled = scaled if factor else ""
+    if issue is None:
+        return Verdict(kind=KIND, text=f"{text}{scaled}", lines=(first.line,))
+    members, lines = issue.call.members, tuple(dict.fromkeys((issue.call.site, first.line)))
+    text += f"{_reduction_clause(issue, factor)}{_holders_clause(record, first.name, members)}{scaled}"
+    return Verdict(kind=KIND, text=text, ranks=members, lines=lines)
+
+
+def _reduction_clause(issue: Issue, factor: Fraction) -> str:
+    """Return a clause on the operation that reduced a gradient, and on its divisor; see `_make_verdict`."""
+    size = len(issue.call.members)
+    # A mean over 4 ranks that is twice too large was divided by 2.
+    divisor = size / factor if factor else Fraction(size)
+    if divisor.denominator > 1 or divisor == size:
+        reduced = "reduced over"
+    elif divisor > size:
+        reduced = f"divided by {divisor}, where its group has {size} ranks,"
+    else:
+        reduced = f"divided by {divisor} of the {size} ranks of its group," if divisor > 1 else "not divided by"
+    return f": {reduced} {named_ranks(issue.call.members)}, by {issue.title}"
 
 
 def _holders_clause(record: Record, name: str, members: tuple[int, ...]) -> str:
-    """Return "; ranks ... hold the same part", if other ranks than `members` hold the values of the first member."""
+    """Return "; ranks ... hold the same part" if these are not the ranks that reduced the gradient; otherwise "".
+
+    Args:
+        record: The record of the run.
+        name: Name of the parameter.
+        members: Ranks that reduced the gradient of the parameter.
+    """
     weights = {first.rank: first.weights[name] for first in record.first_forwards if name in first.weights}
     if members[0] not in weights:
         return ""

@@ -14,20 +14,28 @@ from ..torch.operations import frame_line, users_frame
 from .substitutes import Loss, StopRun, Substitute, UpdateRecord
 from .tensor_parts import Part
 
-# Updates that are recorded; an outer optimizer may come after some of inner ones. Gradients of the first of each
-# optimizer, and of the second update, are kept, and so much data of a rank.
+# Most updates that are recorded: an outer optimizer may make its first one after some of an inner one. Gradients are
+# kept of the first update of each optimizer, and of the second update of all.
 _UPDATES = 8
+# Most bytes of data of a rank that are recorded.
 _DATA_BYTES = 256 << 20
 
 
 class Batches(TorchFunctionMode):  # type: ignore[misc]
-    """Recorder of one rank. Data is what enters a model, or meets a tensor with a gradient outside of one.
+    """Recorder of one rank's first updates: data, weights, losses and gradients.
+
+    Data are the tensors that enter a model, or that meet a tensor with a gradient outside of a model.
+
+    Attributes:
+        steps: The record of each update so far, and of the present one.
+        over: Whether recording has ended.
+        half: Whether anything was computed in 16 bits.
 
     Args:
         rank: The rank.
-        names: Returns its parameters by name.
-        source: Replaces data and weights.
-        updates: The number of updates after which the rank ends; by default it goes on.
+        names: Returns the rank's parameters by name.
+        source: Source of data and weights that replace those of the program; None: they stay.
+        updates: The number of updates after which the rank ends; None: it goes on.
         every: Whether the gradients of every update are recorded.
     """
 
@@ -44,22 +52,27 @@ class Batches(TorchFunctionMode):  # type: ignore[misc]
         self._rank, self._names, self._source, self._last, self._every = rank, names, source, updates, every
         self.steps: list[UpdateRecord] = [UpdateRecord()]
         self._optimizers: dict[int, Any] = {}
-        self._entered: dict[int, torch.Tensor] = {}  # those of this step, which are kept: identities are not used again
-        self._depth = self._bytes = 0
-        self._begun = False
+        # Data of this step, by id; keeping the tensors makes sure that no other one gets the id.
+        self._entered: dict[int, torch.Tensor] = {}
+        self._depth = self._bytes = 0  # modules that are being called; bytes of data recorded so far
+        self._begun = False  # whether a forward of this step has begun
         self.over: bool = False
-        self.half: bool = False  # whether anything was computed in 16 bits
+        self.half: bool = False
 
     # -- data --------------------------------------------------------------------------------------------------------
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call a function of torch, without dropout, which no two runs share; record data that meets a gradient."""
+        """Call a function of torch, without dropout; record data that meets a tensor with a gradient.
+
+        Dropout draws other random numbers in each run, so that runs could not be compared.
+        """
         kwargs = dict(kwargs or {})
         if func in _DROPOUTS:
             return args[0]
         if func is functional.scaled_dot_product_attention:
+            # `dropout_p` and `is_causal` are the fifth and sixth parameter, and may be positional.
             later = zip(("dropout_p", "is_causal"), args[4:], strict=False)
             args, kwargs = args[:4], {**dict(later), **kwargs, "dropout_p": 0.0}
         if func is functional.multi_head_attention_forward:
@@ -73,8 +86,15 @@ class Batches(TorchFunctionMode):  # type: ignore[misc]
                     self._replace_data(tensors)
         return func(*args, **kwargs)
 
-    def call(self, original: Callable[..., Any], module: nn.Module, args: Any, keywords: Any) -> Any:
-        """Call a module; record the data that enters it, unless another module calls it."""
+    def call_module(self, original: Callable[..., Any], module: nn.Module, args: Any, keywords: Any) -> Any:
+        """Call a module; record the data that enters it, unless it is called inside another module.
+
+        Args:
+            original: `Module.__call__` of torch.
+            module: The module.
+            args: Positional arguments of the call.
+            keywords: Keyword arguments of the call.
+        """
         if self.over or self._depth or not torch.is_grad_enabled() or next(module.parameters(), None) is None:
             return original(module, *args, **keywords)
         self._replace_data(nested_tensors((args, keywords)))
@@ -89,7 +109,7 @@ class Batches(TorchFunctionMode):  # type: ignore[misc]
                 self.steps[-1].draws = frame_line(users_frame())
 
     def _replace_data(self, tensors: Any) -> None:
-        """Record data, and replace it in place: the program goes on with the same tensor."""
+        """Record tensors as data of this step; if there is a source, set their values to its values, in place."""
         step = self.steps[-1]
         if not self._begun:
             self._begun = True
@@ -110,7 +130,7 @@ class Batches(TorchFunctionMode):  # type: ignore[misc]
             step.data.append(tensor.detach().clone())
 
     def _replace_weights(self) -> None:
-        """Record the weights before the first two updates, and replace them."""
+        """Record the weights before the first two updates; if there is a source, set them to its values first."""
         update = len(self.steps) - 1
         if update > 1:
             return
@@ -126,9 +146,11 @@ class Batches(TorchFunctionMode):  # type: ignore[misc]
                 self.steps[-1].weights[name] = part.copy()
 
     def _record_loss(self, root: Any) -> None:
-        """Record the scalar that a backward pass begins with."""
+        """Record the scalar loss at which a backward pass begins."""
         if type(root) is torch.Tensor and root.numel() == 1:
             scale, is_mean = _scale_of(root.grad_fn)
+            # Gradients that are not zero: this backward adds to those of an earlier one. Only eight are looked at: a
+            # look at all would take long.
             grads = [parameter.grad for parameter in self._names().values() if parameter.grad is not None]
             adds = any(bool(Part.of(grad).tensor.any()) for grad in grads[:8])  # type: ignore[union-attr]
             self.steps[-1].losses.append(Loss(float(root.detach()), scale, is_mean, adds, frame_line(users_frame())))
@@ -136,7 +158,15 @@ class Batches(TorchFunctionMode):  # type: ignore[misc]
     # -- updates -----------------------------------------------------------------------------------------------------
 
     def before_update(self, optimizer: Any, issued: int) -> None:
-        """Record the gradients of an update that begins after so many operations."""
+        """Record the gradients of an update that begins.
+
+        Args:
+            optimizer: The optimizer that makes the update.
+            issued: Number of operations that the rank has issued so far.
+
+        Raises:
+            StopRun: This was the last update that is compared.
+        """
         if self.over:
             return
         step = self.steps[-1]
@@ -161,7 +191,7 @@ class Batches(TorchFunctionMode):  # type: ignore[misc]
 
 
 _DROPOUTS = (functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d)
-# Functions of a tensor with a gradient and another that is no data, as in `p.grad = gradient` and `module.to(dtype)`.
+# Functions of a tensor with a gradient and another that is no data, as in `p.grad = gradient`, `module.to(dtype)`.
 _NO_DATA = ("__set__", "copy_", "_has_compatible_shallow_copy_type", "equal", "allclose")
 
 
@@ -175,7 +205,13 @@ def nested_tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _scale_of(node: Any) -> tuple[float, bool]:
-    """Return the number by which a mean was multiplied to give a loss, and whether it was a mean."""
+    """Follow the graph of a loss back through multiplications and divisions by numbers.
+
+    `(losses.mean() * 3 / 2).grad_fn` gives (1.5, True).
+
+    Returns:
+        The product of these numbers, and whether the function before them is a mean.
+    """
     scale = 1.0
     while node is not None:
         name = type(node).__name__

@@ -11,12 +11,13 @@ from torch.distributed.checkpoint import FileSystemReader
 
 
 def find_damage(path: Path) -> str:
-    """Describe why a checkpoint cannot be restored; "" if its own bytes show no damage."""
+    """Return why a checkpoint cannot be restored, as text; "" if its bytes show no damage."""
     if path.is_dir():
         return _folder_damage(path)
     try:
         torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:  # it has classes of the program, which are not loaded here: are its bytes whole?
+    except pickle.UnpicklingError:
+        # It has classes of the program, which are not loaded here: check only the bytes.
         return _archive_damage(path)
     except (OSError, RuntimeError, EOFError, ValueError) as error:
         return f"{path.name} cannot be read: {str(error).splitlines()[0]}"
@@ -24,7 +25,7 @@ def find_damage(path: Path) -> str:
 
 
 def _archive_damage(path: Path) -> str:
-    """Describe the damage of a file of `torch.save` by the checksums of its archive; "" is none."""
+    """Return the damage of a file of `torch.save` that the checksums of its archive show; "" if none."""
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
@@ -34,7 +35,7 @@ def _archive_damage(path: Path) -> str:
 
 
 def _folder_damage(path: Path) -> str:
-    """Describe the first part that a distributed checkpoint's metadata names and its folder lacks; "" is none."""
+    """Return the damage of a distributed checkpoint: its first part that is missing or too short; "" if none."""
     if not (path / ".metadata").exists():
         parts = len(list(path.glob("*.distcp")))
         return f"{path.name} has {parts} files of ranks and no .metadata: it was never finished"

@@ -1,4 +1,4 @@
-"""Faults of a test as data: rank, kind and moment; drawn from a seed, or written down."""
+"""Faults of a test as data: rank, kind and moment; drawn by a seed, or given by the test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
-from ..runtime.checking import sends
+from ..runtime.checking import sends_data
 from ..runtime.memory.arrays import Metadata
 from ..runtime.operation import Operation
 from ..simulation.faults import Fate, Fates, Faults
@@ -31,7 +31,7 @@ KINDS = {
 }
 """Kinds of faults, and what they do."""
 
-_OF_COMPUTES = ("die",)  # Kinds that need no operation
+_OF_COMPUTES = ("die",)  # Kinds that may also happen at a compute, not only at an operation
 _OF_PROCESSES = {"signal": "whose handler would be that of all ranks", "disk": "whose files are not watched"}
 _DEFAULT_BY = {"slow": 10.0, "late": 0.5, "slow_link": 0.01}
 _TEXT = re.compile(r"(\w+)\((.*?)\)")
@@ -39,17 +39,14 @@ _TEXT = re.compile(r"(\w+)\((.*?)\)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault.
-
-    Its text, such as "die(rank=1, at=3)", can be passed to a test.
-    """
+    """One fault. `str(fault)`, such as "die(rank=1, at=3)", can be passed to a test."""
 
     kind: str  # One of `KINDS`
     rank: int
-    at: int = 0  # Before which of the rank's operations (and computes of `rank.compute`), from 0
-    by: float | None = None  # How much, for kinds that have an amount
-    to: int | None = None  # Other end of the link of a cut; None: all links of the rank
-    step: int | None = None  # Instead of `at`: before the first thing that begins of what this step, or a later, issued
+    at: int = 0  # It happens before this operation or compute of the rank, counted from 0
+    by: float | None = None  # Amount: a factor for "slow", seconds for others; None: the default, or no amount
+    to: int | None = None  # For "cut": the rank at the other end of the link; None: all links
+    step: int | None = None  # Instead of `at`: before the first operation or compute of this step, or of a later one
 
     def __post_init__(self) -> None:
         check_kind(self.kind)
@@ -62,18 +59,22 @@ class Fault:
 
     @property
     def amount(self) -> float:
-        """Size of the fault, as given or by default."""
+        """Amount of the fault: `by`, or its default for this kind."""
         return self.by if self.by is not None else _DEFAULT_BY.get(self.kind, 0.0)
 
 
 def check_kind(kind: str) -> None:
-    """Refuse unknown kinds of faults."""
+    """Refuse unknown kinds of faults with a UsageError."""
     if kind not in KINDS:
         raise UsageError(f"faults: {kind!r} is unknown; known are {', '.join(KINDS)}")
 
 
 def parse(text: str) -> tuple[Fault, ...]:
-    """Read faults from a text such as "die(rank=1, at=3), late(rank=0, at=2)"; refuse others with a UsageError."""
+    """Parse faults from a text such as "die(rank=1, at=3), late(rank=0, at=2)".
+
+    Raises:
+        UsageError: The text, or a part of it, is no such fault.
+    """
     faults = []
     for kind, arguments in _TEXT.findall(text):
         arguments_by_name: dict[str, Any] = {}
@@ -89,13 +90,17 @@ def parse(text: str) -> tuple[Fault, ...]:
         if "rank" not in arguments_by_name:
             raise UsageError(f"faults: {kind} needs a rank, as in {kind}(rank=0)")
         faults.append(Fault(kind=kind, **arguments_by_name))
-    if not faults or _TEXT.sub("", text).strip(" ,"):
-        raise UsageError(f'faults: expected faults such as "die(rank=1, at=3)", got {text!r}')
+    unread = _TEXT.sub("", text).strip(" ,")
+    if not faults or unread:
+        trouble = f"cannot read {unread!r} in {text!r}" if unread else f"{text!r} has no fault"
+        raise UsageError(
+            f'faults: {trouble}; write faults such as "die(rank=1, at=3)", of the kinds {", ".join(KINDS)}'
+        )
     return tuple(faults)
 
 
 def check_async_kinds(kinds: Iterable[str]) -> None:
-    """Refuse kinds of faults that do nothing to an async function; the UsageError names others."""
+    """Refuse kinds of faults that do nothing to an async function, with a UsageError that advises others."""
     for kind in kinds:
         if kind in _OF_PROCESSES:
             raise UsageError(
@@ -105,7 +110,13 @@ def check_async_kinds(kinds: Iterable[str]) -> None:
 
 
 def draw(seed: int, kinds: Sequence[str], counts: Sequence[int]) -> tuple[Fault, ...]:
-    """Draw one or two faults of some kinds, by a seed; `counts` has the operations of each rank in a calm run."""
+    """Draw one or two faults of some kinds, by a seed.
+
+    Args:
+        seed: The seed.
+        kinds: Kinds to choose from.
+        counts: By rank, its number of operations in a run without faults.
+    """
     chance = Random(f"faults {seed}")
     faults = []
     for _ in range(chance.choice((1, 1, 2))):
@@ -116,31 +127,46 @@ def draw(seed: int, kinds: Sequence[str], counts: Sequence[int]) -> tuple[Fault,
 
 
 class FaultPlan(Fates):
-    """The fates of one run: planned faults, and by the seed how fast ranks are and in which order they take turns.
+    """Planned faults of one run; and by the seed, how fast ranks are and in which order they take turns.
 
-    With seed 0 ranks are equally fast and take turns in their order.
+    With seed 0, ranks are equally fast and take turns in their order.
+
+    Args:
+        seed: Seed of the disturbances.
+        faults: The planned faults.
 
     Attributes:
+        planned: The planned faults.
+        happened: The planned faults that have happened so far.
         full: Ranks whose disk is full.
-        turns: Decides whose turn it is; None: virtual time does.
+        turns: Decides which rank runs next; None: virtual time does.
         on_signal: Called with a rank that gets a signal.
+        on_stop: Called with the operation at which a rank stops.
     """
 
     def __init__(self, seed: int, faults: Iterable[Fault] = ()) -> None:
         self.planned: tuple[Fault, ...] = tuple(faults)
+        # Even seeds decide turns, odd seeds delays. With planned faults there are no turns: they would not happen then.
         self.turns: Turns | None = Turns(seed) if seed and seed % 2 == 0 and not self.planned else None
-        super().__init__(_disturbances(seed, in_turns=self.turns is not None))
+        super().__init__(_make_disturbances(seed, in_turns=self.turns is not None))
         self.happened: list[Fault] = []
         self._begun_steps: set[tuple[int, int, bool]] = set()  # rank, step, whether an operation
         self.full: set[int] = set()
-        self._cuts: list[tuple[Fault, float]] = []  # and until when, in nanoseconds
-        self._held_up_ns = 0.0  # the operation that arrives, by a cut
+        self._cuts: list[tuple[Fault, float]] = []  # cuts of links, each with its end in nanoseconds
+        self._due: Sequence[Fault] | None = None  # faults of the operation that arrives; set by `apply_faults`
+        self._held_up_ns = 0.0  # time for which a cut holds up that operation
         self.on_signal: Callable[[int], None] = _ignore
         self.on_stop: Callable[[Operation], None] = _ignore
         self._seed = seed
 
     def _due_faults(self, rank: int, step: int | None, kinds: Collection[str] = KINDS) -> list[Fault]:
-        """Return the faults that are due at the next action of the rank."""
+        """Return the faults that happen at the next action of a rank, and add them to `happened`.
+
+        Args:
+            rank: The rank.
+            step: The step that has issued the action (an operation or a compute); None: it is in no step.
+            kinds: Kinds to look for.
+        """
         number = self._done[rank]
         due = []
         for fault in self.planned:
@@ -154,11 +180,13 @@ class FaultPlan(Fates):
         return due
 
     def apply_faults(self, operation: Operation) -> bool:
-        """Apply the faults that are due to an operation before it arrives; False: it must not arrive."""
+        """Apply the faults that are due to an operation that is about to arrive; return False if it must not arrive.
+
+        A delay by these faults is returned by `next_fate`, which is called after this.
+        """
         rank = operation.context.rank
-        due = self._due_faults(rank, operation.step)
+        self._due = due = self._due_faults(rank, operation.step)
         self._record_step(rank, operation.step, operation=True)
-        self._due = due
         self._held_up_ns = self._cut_off_ns(operation)
         for fault in due:
             if fault.kind == "flip":
@@ -174,10 +202,8 @@ class FaultPlan(Fates):
                 return False
         return True
 
-    _due: Sequence[Fault] | None = None  # At the operation that has just arrived
-
     def _cut_off_ns(self, operation: Operation) -> float:
-        """Return for how long links that an operation needs are cut, in nanoseconds."""
+        """Return for how many nanoseconds from now a link that an operation needs is cut; 0 if none is."""
         rank, now_ns = operation.context.rank, operation.context.now_ns()
         self._cuts += [(f, inf if f.by is None else now_ns + f.by * 1e9) for f in self._due or () if f.kind == "cut"]
         members = operation.members
@@ -185,15 +211,21 @@ class FaultPlan(Fates):
         return max(0.0, *ends, now_ns) - now_ns
 
     def cause(self, rank: int) -> str:
-        """Return the reason for the fault of a rank: its planned faults, if there are any."""
+        """Return a clause for messages on the cause of a rank's fault: the planned faults, or the seed."""
         planned = [str(fault) for fault in self.happened if fault.rank == rank]
-        return f"{', '.join(planned)} wants it" if planned else super().cause(rank)
+        return f"planned by {', '.join(planned)}" if planned else super().cause(rank)
 
-    def next(self, rank: int, step: int | None = None) -> Fate:
-        """Return the fate of the next action of a rank."""
+    def next_fate(self, rank: int, step: int | None = None) -> Fate:
+        """Return the fate of the next action of a rank: its delay, and whether it is lost or the rank dies.
+
+        Args:
+            rank: The rank.
+            step: The step that has issued the action; None: it is in no step.
+        """
+        # `apply_faults` has found the faults of an operation already; for a compute they are looked up here.
         due = self._due_faults(rank, step, _OF_COMPUTES) if self._due is None else self._due
         self._record_step(rank, step, operation=False)
-        fate = super().next(rank) if self._seed else self._usual_fate(rank)
+        fate = super().next_fate(rank) if self._seed else self._count_undisturbed_action(rank)
         self._due = None
         cut_ns, self._held_up_ns = self._held_up_ns, 0.0
         if not due and not self.happened:
@@ -207,28 +239,38 @@ class FaultPlan(Fates):
             dies_at=0.25 if "die" in {fault.kind for fault in due} else None,
         )
 
-    def slow_ns(self, rank: int, cost_ns: int, step: int | None = None) -> int:
-        """Return the time of a compute on a rank, by the seed and by faults."""
+    def compute_ns(self, rank: int, cost_ns: int, step: int | None = None) -> int:
+        """Return the nanoseconds that a compute takes on a rank, with the seed and faults applied.
+
+        Args:
+            rank: The rank.
+            cost_ns: Nanoseconds without them.
+            step: The step that has issued the compute; None: it is in no step.
+        """
         self._due_faults(rank, step, ("slow",))
         for fault in self.happened:
             if fault.kind == "slow" and fault.rank == rank:
                 cost_ns = round(cost_ns * fault.amount)
-        return super().slow_ns(rank, cost_ns) if self._seed else cost_ns
+        return super().compute_ns(rank, cost_ns) if self._seed else cost_ns
 
-    def _usual_fate(self, rank: int) -> Fate:
-        """Count an action of a rank that no seed disturbs, and return its fate."""
+    def _count_undisturbed_action(self, rank: int) -> Fate:
+        """Count an action of a rank in a run with seed 0, and return the fate without any delay."""
         self._done[rank] += 1
         return _NOTHING_HAPPENS
 
-    def unused(self, size: int) -> str:
-        """Explain why the first planned fault that has not happened to `size` ranks did not; "" if all have."""
+    def explain_unused(self, size: int) -> str:
+        """Return why the first planned fault that did not happen did not, as text; "" if all have happened.
+
+        Args:
+            size: Number of ranks.
+        """
         for fault in self.planned:
             if fault not in self.happened:
                 return f"{fault} did not happen: {self._unused_reason(fault, size)}"
         return ""
 
     def _unused_reason(self, fault: Fault, size: int) -> str:
-        """Explain why a fault has not happened: its rank, its step or its operation does not exist."""
+        """Return why a fault has not happened, as text: its rank, its step or its operation does not exist."""
         rank = fault.rank
         if not 0 <= rank < size:
             return f"the ranks are 0 to {size - 1}"
@@ -244,7 +286,7 @@ class FaultPlan(Fates):
         return f"the last step of rank {rank} that issues anything is {max(steps)}; use a smaller step="
 
     def _record_step(self, rank: int, step: int | None, *, operation: bool) -> None:
-        """Note a step in which a rank began an operation or a compute, for `unused`."""
+        """Record that a rank began an operation or a compute in a step, for `explain_unused`."""
         if step is not None:
             self._begun_steps.add((rank, step, operation))
 
@@ -252,26 +294,27 @@ class FaultPlan(Fates):
 _NOTHING_HAPPENS = Fate()
 
 
-def _disturbances(seed: int, *, in_turns: bool) -> Faults:
-    """Return the random delays of a seed; none for seed 0, and only an order of tasks where ranks take turns."""
+def _make_disturbances(seed: int, *, in_turns: bool) -> Faults:
+    """Return the random disturbances of a seed: delays and speeds; with turns only the order of tasks; none for 0."""
     if seed == 0 or in_turns:
         return Faults(seed=seed, delay=0.0, loss=0.0, death=0.0, slow=0.0, reorder=in_turns)
-    # a rank's speed is its priority: a rank that is a hundred times slower goes on when all others are blocked
+    # The speed of a rank acts as its priority: a very slow rank runs only when all others are blocked.
     return Faults(seed=seed, loss=0.0, death=0.0, delay_s=1e-3)
 
 
 def _flip_bit(operation: Operation) -> bool:
-    """Flip the highest bit but one of the middle element that is sent; False: the operation sends no data."""
-    if not sends(operation) or isinstance(operation.input, Metadata):
+    """Flip the second highest bit of the middle element that is sent; return False if no data is sent."""
+    if not sends_data(operation) or isinstance(operation.input, Metadata):
         return False
-    data = np.array(operation.source)  # a copy: the program's own array may be locked, and stays as it is
+    data = np.array(operation.source)  # a copy: the program's own array may be locked, and must not change
     if not data.size:
         return False
     raw = data.reshape(-1).view(np.uint8)
+    # The last byte of an element is the highest one on little-endian machines.
     raw[(data.size // 2 + 1) * data.itemsize - 1 if data.size > 1 else -1] ^= 0x40
     operation.source = data
     return True
 
 
 def _ignore(_: Any) -> None:
-    """Ignore an event of a plan that nobody observes."""
+    """Do nothing: the default of `on_signal` and `on_stop`."""

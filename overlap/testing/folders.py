@@ -8,8 +8,8 @@ import weakref
 from pathlib import Path
 from tempfile import mkdtemp
 
-# Entries of the current folder and the folders below it that a run finds as files and folders of its own. Folders with
-# more are links as a whole. To link and copy that many takes 50 ms.
+# Most entries of the current folder, and of folders below it, that are copied or linked one by one, which takes 50 ms.
+# Further folders become one link each.
 _OWN_ENTRIES = 1000
 # Longest file that is copied. A longer one is a link.
 _COPIED_BYTES = 1 << 20
@@ -18,19 +18,21 @@ VENV_MARK = "pyvenv.cfg"
 
 
 class RunFolder:
-    """Working directory of one run; it is removed with this object.
+    """Working directory of one run: a temporary copy of the current folder, which is removed with this object.
 
-    What the program writes to it is gone with the next run, so that no seed finds files of an earlier one. Paths that
-    begin with ".." lead where they lead from the current folder.
+    Short files and folders are copied, the rest are links. So no run finds files that an earlier one has written. Paths
+    that begin with ".." lead to the same files as from the current folder.
+
+    Attributes:
+        path: The working directory.
     """
-
-    path: Path
 
     def __init__(self) -> None:
         origin = Path.cwd()
         root = Path(mkdtemp(prefix="overlap-test-")).resolve()
         weakref.finalize(self, shutil.rmtree, root, ignore_errors=True)
-        self.path = root.joinpath(*origin.parts[1:])
+        # The folder has the same path below `root` as the current folder below "/": so ".." works.
+        self.path: Path = root.joinpath(*origin.parts[1:])
         self.path.mkdir(parents=True, exist_ok=True)
         for parent in origin.parents:
             _link_all(parent, root.joinpath(*parent.parts[1:]))
@@ -38,7 +40,7 @@ class RunFolder:
 
 
 def _link_all(origin: Path, folder: Path) -> None:
-    """Link the entries of a folder that another one lacks."""
+    """Put a link to each entry of `origin` into `folder`, unless `folder` has an entry of that name."""
     for entry in _sorted_entries(origin):
         link = folder / entry.name
         if not os.path.lexists(link):
@@ -46,8 +48,12 @@ def _link_all(origin: Path, folder: Path) -> None:
 
 
 def _fill_folder(origin: Path, folder: Path) -> None:
-    """Copy short files and folders, the outer folders first, and link the rest."""
+    """Fill `folder` with the contents of `origin`: copies of short files and of folders, and links to the rest.
+
+    Outer folders come first. When `_OWN_ENTRIES` entries are used up, further folders become links.
+    """
     entries_left, folders = _OWN_ENTRIES, [(origin, folder)]
+    # The loop appends inner folders to the list that it visits.
     for source, target in folders:
         entries = _sorted_entries(source)
         if source != origin and (len(entries) > entries_left or any(entry.name == VENV_MARK for entry in entries)):
@@ -68,6 +74,7 @@ def _fill_folder(origin: Path, folder: Path) -> None:
 
 
 def _sorted_entries(folder: Path) -> list[os.DirEntry[str]]:
+    """Return the entries of a folder, sorted by name; [] if it cannot be read."""
     try:
         with os.scandir(folder) as scan:
             return sorted(scan, key=lambda entry: entry.name)

@@ -1,4 +1,4 @@
-"""Guards of the process that ranks share: files, signals, sleeps and forks of a program are answered or refused."""
+"""Guards of the process that ranks share: files, signals, sleeps and forks of a program are emulated or refused."""
 
 from __future__ import annotations
 
@@ -34,19 +34,28 @@ from .threads import RankThread, UntestableError, owned_threads
 Thread: TypeAlias = "RankThread[Any]"
 Original: TypeAlias = "Callable[..., Any]"
 
-# Communication that we cannot see: its ranks would be those of this one process.
+# Libraries of communication whose ranks are processes: in a test all ranks are one process. By module, their names.
 _FOREIGN = {"mpi4py": "mpi4py", "horovod": "Horovod", "deepspeed": "DeepSpeed", "oneccl_bindings_for_pytorch": "oneCCL"}
 
 
 class ProgramExit(OverlapError):
-    """A program has called `sys.exit` with a code that says it has failed, or was ended by a signal."""
+    """A rank's program has ended by `sys.exit` with a code other than 0, or by a signal."""
 
 
 class _CommunicationFinder(MetaPathFinder):
-    """Finder of modules that refuses libraries of communication but PyTorch's."""
+    """Finder of modules that refuses libraries of communication other than PyTorch's."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Raise for a module that communicates."""
+        """Return None, so that other finders look for the module.
+
+        Args:
+            name: Name of the module.
+            path: Ignored.
+            target: Ignored.
+
+        Raises:
+            UntestableError: A rank imports another library of communication.
+        """
         if name in _FOREIGN and RankThread.current() is not None:
             raise UntestableError(
                 f"the program communicates by {_FOREIGN[name]}, whose ranks are processes; in a test only "
@@ -60,7 +69,7 @@ class ProcessGuard:
 
     Attributes:
         plan: Faults of the run; it is set before the run begins.
-        written: By the path of a file, a clause on the rank and the line that wrote it last.
+        written: By path of a file, a clause on the rank and the line that wrote it last.
     """
 
     plan: FaultPlan
@@ -73,7 +82,7 @@ class ProcessGuard:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Guard the process in the threads of ranks for the length of a `with`."""
+        """Guard the process during a `with` block; only calls in threads of ranks are affected."""
         finder = _CommunicationFinder()
         patches = Patches(RankThread.current)
         patches.replace(os, "fork", _refuse(_FORKS))
@@ -100,10 +109,17 @@ class ProcessGuard:
                 sys.meta_path.remove(finder)
 
     def _sleep(self, thread: Thread, original: Callable[[float], None], seconds: float) -> None:
-        """Let virtual time pass on the calling rank; where ranks have turns, its first sleeps take none.
+        """Let virtual time pass on the calling rank, in place of `time.sleep`.
 
-        As if all other ranks had been held up for longer: nothing may depend on the length of a sleep.
+        If ranks have turns, the first `_SHORT_SLEEPS` sleeps of a rank take no time, as if the other ranks were slow: a
+        program must not depend on the length of a sleep.
+
+        Args:
+            thread: Thread of the rank.
+            original: `time.sleep` of Python.
+            seconds: Length of the sleep.
         """
+        # Frame 2 is the code that called `time.sleep`, frame 1 the function of `Patches.replace`.
         if sys._getframe(2).f_globals.get("__name__", "").startswith(_WAIT_OUTSIDE):
             original(seconds)
             return
@@ -115,6 +131,17 @@ class ProcessGuard:
     def _open_and_record(
         self, thread: Thread, original: Original, file: Any, mode: str = "r", *args: Any, **keywords: Any
     ) -> Any:
+        """Open a file, in place of `open`. If it is opened for writing, record the writer and the file.
+
+        Args:
+            thread: Thread of the rank.
+            original: `open` of Python, which gets all further arguments.
+            file: Path or descriptor.
+            mode: As for `open`.
+
+        Raises:
+            OSError: A fault of the test has filled the disk of the rank.
+        """
         writes = any(letter in mode for letter in "wax+")
         if writes:
             self._record_writer(thread, file)
@@ -126,11 +153,20 @@ class ProcessGuard:
     def _save_unless_full(
         self, thread: Thread, original: Original, value: Any, file: Any, *args: Any, **keywords: Any
     ) -> Any:
+        """Save a value, in place of `torch.save`, and record the writer.
+
+        Raises:
+            OSError: A fault of the test has filled the disk of the rank.
+        """
         self._record_writer(thread, file)
         return original(value, file, *args, **keywords)
 
     def _record_writer(self, thread: Thread, file: Any) -> None:
-        """Note which rank writes a file, and where, for a rank that misses it; fail if a fault has filled its disk."""
+        """Record the rank and line that write a file, for the verdict on a rank that tried to read it before.
+
+        Raises:
+            OSError: A fault of the test has filled the disk of the rank.
+        """
         rank = thread.rank.rank
         if rank in self.plan.full:
             reason = f"a fault of this test has filled the disk of rank {rank}: handle it as on a full disk"
@@ -140,12 +176,21 @@ class ProcessGuard:
             self.written[os.path.abspath(file)] = f"{late}: wait for that, by a barrier for example"
 
     def files_left_open(self, rank: int) -> list[str]:
-        """Return the names of files for writing that a rank, which has ended, has not closed."""
+        """Return the names of files that a rank opened for writing and has not closed. Call it after the rank's end."""
         opened = [(name, file()) for name, file in self._opened.pop(rank, [])]
         return [name for name, file in opened if file is not None and not file.closed]
 
     def _set_handler(self, thread: Thread, original: Original, number: int, handler: Any) -> Any:
-        """Set the rank's handler of SIGTERM, and return the one before; ignore handlers of other signals."""
+        """Set the rank's handler of SIGTERM and return its former one, in place of `signal.signal`.
+
+        For other signals do nothing, and return None.
+
+        Args:
+            thread: Thread of the rank.
+            original: `signal.signal` of Python, which is not called.
+            number: The signal.
+            handler: The handler, as for `signal.signal`.
+        """
         if number != signal.SIGTERM:
             return None
         before = self._handlers.get(thread.rank.rank, signal.SIG_DFL)
@@ -153,7 +198,11 @@ class ProcessGuard:
         return before
 
     def terminate(self, rank: int) -> None:
-        """Call the rank's handler of SIGTERM; without one, end its program."""
+        """Act on SIGTERM in the rank's thread: call the rank's handler.
+
+        Raises:
+            ProgramExit: The rank has no handler, which ends its program.
+        """
         handler = self._handlers.get(rank, signal.SIG_DFL)
         if callable(handler):
             handler(signal.SIGTERM, sys._getframe())
@@ -161,17 +210,20 @@ class ProcessGuard:
             raise ProgramExit("the rank was ended by SIGTERM, which its program does not handle")
 
 
-# Sleeps of a rank that take no time where ranks have turns; loops that poll must come to an end.
+# Sleeps of a rank that take no time if ranks have turns. Later ones do, so that loops that poll come to an end.
 _SHORT_SLEEPS = 8
 # Modules that sleep until a process or a lock outside is done, as torch's compiler does while it holds a lock.
 _WAIT_OUTSIDE = ("subprocess", "filelock.", "torch._inductor.")
 
 
 class Patches:
-    """Functions and methods that are replaced in the threads of ranks, until `stack` is closed.
+    """Functions and methods that are replaced for threads of ranks, until `stack` is closed.
+
+    Attributes:
+        stack: Restores the functions when it is closed.
 
     Args:
-        current: Returns the rank of the calling thread; None: the original function is called.
+        current: Returns the rank (or its thread) that calls; if it returns None, the original function is called.
     """
 
     def __init__(self, current: Callable[[], Any]) -> None:
@@ -179,10 +231,17 @@ class Patches:
         self._current = current
 
     def replace(self, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
-        """Replace a function; the replacement gets the rank and the original before the arguments."""
+        """Replace a function.
+
+        Args:
+            owner: The module or class that has the function.
+            name: Name of the function there.
+            replacement: Called with the result of `current`, the original function, and the arguments.
+        """
         original = getattr(owner, name)
 
         def call(*args: Any, **keywords: Any) -> Any:
+            """Call the replacement in the thread of a rank, and the original in others."""
             rank = self._current()
             if rank is None:
                 return original(*args, **keywords)
@@ -193,7 +252,7 @@ class Patches:
 
 
 def _refuse(reason: str) -> Callable[..., None]:
-    """Return a replacement that refuses the call of a program."""
+    """Return a replacement that raises UntestableError with "the program " and a reason."""
 
     def refuse(*args: Any, **keywords: Any) -> None:
         raise UntestableError(f"the program {reason}")
@@ -217,7 +276,19 @@ _CALLS_REMOTELY = (
 def _spawn_in_place(
     thread: Thread, original: Original, fn: Original, args: Sequence[Any] = (), nprocs: int = 1, **options: Any
 ) -> None:
-    """Call the function of `torch.multiprocessing.spawn` as one of its processes, each of which is a rank."""
+    """Call `fn` in this rank, in place of `torch.multiprocessing.spawn`: the spawned processes are the ranks.
+
+    Args:
+        thread: Thread of the rank.
+        original: Not called.
+        fn: The function, which gets the rank as its first argument.
+        args: Further arguments of `fn`.
+        nprocs: Number of processes that the program asks for.
+        options: Other arguments of the original, which are ignored.
+
+    Raises:
+        UsageError: The test has another number of ranks.
+    """
     if nprocs != thread.rank.world_size:
         raise UsageError(
             f"ranks: the program spawns {nprocs} processes, and the test has {thread.rank.world_size} ranks; pass "

@@ -14,7 +14,7 @@ from typing import Any
 from xxhash import xxh64_intdigest
 
 NAME = "__set_of_rank__"
-"""The name by which changed programs find the type of sets."""
+"""Global name of the rank's set type in a program that `compile_program` has compiled."""
 
 _COMBINING = (
     "__and__", "__or__", "__sub__", "__xor__", "__rand__", "__ror__", "__rsub__", "__rxor__", "union", "intersection",
@@ -23,12 +23,12 @@ _COMBINING = (
 
 
 def make_set_type(seed: int, rank: int) -> type[set[Any]]:
-    """Return the type of sets of one rank."""
+    """Return the type of sets of one rank, whose order of strings depends on seed and rank; `set` with seed 0."""
     if seed == 0:
         return set
 
     class SetOfRank(set[Any]):
-        """A set in the order of this rank."""
+        """A set that iterates over strings in the order of this rank."""
 
         __slots__ = ()
 
@@ -51,7 +51,7 @@ def make_set_type(seed: int, rank: int) -> type[set[Any]]:
 
 
 def _set_operator(name: str, kind: type[set[Any]]) -> Any:
-    """Return a method of `set` with results of the rank's type of sets."""
+    """Return the method `name` of `set`, whose result is converted to the type `kind`."""
     original = getattr(set, name)
 
     def combine(self: set[Any], *others: Iterable[Any]) -> Any:
@@ -62,24 +62,26 @@ def _set_operator(name: str, kind: type[set[Any]]) -> Any:
 
 
 def compile_program(source: bytes, file: str) -> CodeType:
-    """Compile a program, with its literals and comprehensions of sets as the set type of the rank."""
+    """Compile a program whose set literals and comprehensions call the type in the global `NAME`."""
     tree = ast.parse(source, file)
     return compile(ast.fix_missing_locations(_Sets().visit(tree)), file, "exec")
 
 
 class _Sets(ast.NodeTransformer):
+    """Replaces set literals and comprehensions in a program by calls of the rank's set type."""
+
     def visit_Set(self, node: ast.Set) -> ast.AST:
-        """Replace a literal by a call of the rank's set type."""
+        """Replace a literal: {1, 2} becomes NAME([1, 2])."""
         self.generic_visit(node)
         return _call_set_type(node, ast.List(elts=node.elts, ctx=ast.Load()))
 
     def visit_SetComp(self, node: ast.SetComp) -> ast.AST:
-        """Replace a comprehension by a call of the rank's set type."""
+        """Replace a comprehension: {f(x) for x in y} becomes NAME(f(x) for x in y)."""
         self.generic_visit(node)
         return _call_set_type(node, ast.GeneratorExp(elt=node.elt, generators=node.generators))
 
 
 def _call_set_type(node: ast.expr, argument: ast.expr) -> ast.AST:
-    """Return the call of the rank's set type with an argument, at the place of a node."""
+    """Return the call NAME(argument), with the line numbers of a node."""
     name = ast.Name(id=NAME, ctx=ast.Load())
     return ast.copy_location(ast.Call(func=name, args=[ast.copy_location(argument, node)], keywords=[]), node)

@@ -1,4 +1,4 @@
-"""Verdicts from the end of a world: the error that ended it, explained by the record."""
+"""Verdicts on a run in a test: from the error that ended it, and from the record of its operations."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ..errors import (
 from ..ranklist import named_ranks
 from ..waits import judge as waits
 from ..waits.ends import End, Seen
-from ..waits.judge import Kind, WaitingWorld
+from ..waits.judge import Kind, WaitIndex
 from ..waits.wording import sentence, title
 from . import latent, roles
 from .record import Issue, Record, Verdict
 from .threads import RealTimeError, UntestableError
 
 UNUSED = "unused fault"
-"""Kind of the verdict on a test that proves nothing: its fault has not happened."""
+"""Kind of the verdict on a run in which a planned fault has not happened: the test proves nothing."""
 
 NEVER_ENDS = "never ends"
-"""Kind of the verdict on a rank that gives others no turn within the real time that a test has."""
+"""Kind of the verdict on a rank that gives others no turn within the real time that a test allows."""
 
-# Verdicts that explain another one, by the kind of the explained.
+# By kind of verdict: kinds of other verdicts that are its cause if both are found.
 _GROUPS = ("group of some", "group order", "group members")
 _CAUSES = {
     **dict.fromkeys(("deadline", "stall", "skipped", "left", "late"), (*_GROUPS, "buffer in flight")),
@@ -51,11 +51,15 @@ def judge(
     """Return the verdicts on a program, the cause first.
 
     Args:
-        error: Error that ended the run.
-        synchronised: Whether the program means its ranks to have the same weights: it wraps them in
-            DistributedDataParallel, or makes every update of gradients that all ranks have added up.
-        shared_order: Whether the operations of all groups need one order, as those of a GPU do.
-        unused: Why a planned fault has not happened.
+        record: The record of the run.
+        error: Error that ended the run; None: it ended well.
+        synchronised: Whether all ranks should have the same weights: they use DistributedDataParallel, or every update
+            was made of gradients that all ranks have added up.
+        shared_order: Whether ranks must issue the operations of all groups in one order, as on a GPU.
+        unused: Why a planned fault has not happened; "": all have.
+
+    Returns:
+        Verdicts, [] if nothing is wrong.
     """
     verdicts = [] if error is None else [_end_verdict(record, error)]
     finished = {rank for rank, how in record.left.items() if not how}
@@ -80,12 +84,15 @@ def judge(
 
 
 def _end_verdict(record: Record, error: BaseException) -> Verdict:
-    """Return the verdict on the error that ended a run: the first error in the chain of causes whose kind is known."""
+    """Return the verdict on the error that ended a run.
+
+    Of the error and its causes, the first one of a known type decides; without such an error, the verdict is "crash".
+    """
     cause = error.cause if isinstance(error, RankFailedError) else error
-    rank = error.rank if isinstance(error, RankFailedError) else -1  # -1: before any rank, or around all
+    rank = error.rank if isinstance(error, RankFailedError) else -1  # -1: no rank has raised it
     ranks, culprit = ((rank,), f"rank {rank}") if rank >= 0 else ((), "the world")
     chain = list(_error_chain(cause))
-    if isinstance(cause, RuntimeError) and rank in record.troubles:  # C++ has passed it on as text
+    if isinstance(cause, RuntimeError) and rank in record.troubles:  # C++ passed on only the text of the real error
         chain += _error_chain(record.troubles[rank])
     for failure in chain:
         if isinstance(failure, CollectiveMismatchError):
@@ -116,6 +123,7 @@ def _end_verdict(record: Record, error: BaseException) -> Verdict:
 
 
 def _error_chain(error: BaseException) -> Iterable[BaseException]:
+    """Yield an error and its causes, the outermost first."""
     link: BaseException | None = unwrap_single_error(error)
     while link is not None:
         yield link
@@ -126,15 +134,19 @@ def _error_chain(error: BaseException) -> Iterable[BaseException]:
 
 
 def why_stalled(record: Record) -> Verdict | None:
-    """Return why ranks wait for ever; None if no rank waits for another."""
+    """Return the verdict on ranks that wait for ever.
+
+    None if no rank waits for another, or if all ranks of an operation have arrived and it has only not ended yet.
+    """
     found = waits.judge(record.views(), record.size)
     if not record.stopped.isdisjoint(found.culprits):
+        # A rank that a fault has stopped is to blame: judge it as a process that has ended.
         found = waits.judge(record.views(Seen.ENDED), record.size)
     return None if found.kind in (Kind.NOBODY, Kind.WIRE) else _convert_verdict(found)
 
 
 def why_mismatched(record: Record) -> Verdict | None:
-    """Return the verdict on ranks that disagree about an operation; None if their calls are alike."""
+    """Return the verdict on ranks that called an operation differently, or None if their calls are alike."""
     result = waits.judge(record.views(), record.size)
     if result.kind not in (Kind.MISMATCH, Kind.SWAPPED, Kind.SKIPPED):
         return None
@@ -151,7 +163,7 @@ def why_mismatched(record: Record) -> Verdict | None:
 
 
 def _convert_verdict(found: waits.WaitVerdict) -> Verdict:
-    """Return the verdict of the judge of waits as one of a test."""
+    """Convert a verdict of the judge of waits to the verdict of a test."""
     ends = [*found.ends, *([found.end] if found.end is not None else []), *found.others]
     if found.kind in (Kind.LEFT, Kind.UNMATCHED, Kind.DEAD) and found.view is not None:
         ends += found.view.ends[-1:]
@@ -161,38 +173,39 @@ def _convert_verdict(found: waits.WaitVerdict) -> Verdict:
 
 
 def _sends_of_one_tag(record: Record, end: End) -> list[str]:
-    """Return the lines that send the messages of a tag, if these are not alike."""
+    """Return the lines that send messages with the sender, receiver and tag of `end`; [] if all sends are alike."""
     sends = [issue.call for issue in record.issues if (issue.call.op, issue.call.key) == ("send", end.call.key)]
     alike = len({send.form for send in sends}) < 2
     return [] if alike else list(dict.fromkeys(send.site for send in sends))
 
 
 def blocked_issues(record: Record) -> dict[int, Issue]:
-    """Return the operation in which each rank waits for others, of ranks that do."""
+    """Return, for each rank that waits for others, the first operation that it waits in."""
+    # Rank, operator, key and number together identify an operation of a rank.
     issues = {(issue.rank, issue.call.op, *issue.end.meeting): issue for issue in record.issues if not issue.lost}
-    blocking = WaitingWorld(record.views(), record.size).waits
-    return {rank: issues[rank, end.call.op, *end.meeting] for rank, (end, *_) in blocking.items()}
+    blocking = WaitIndex(record.views(), record.size).waits
+    return {rank: issues[rank, own.call.op, *own.meeting] for rank, (own, *_) in blocking.items()}
 
 
-def wrong_group(record: Record, later: Record) -> Verdict | None:
-    """Return the verdict on ranks that wait for each other because one has passed the wrong group; None if none has.
+def judge_wrong_group(record: Record, later: Record) -> Verdict | None:
+    """Return the verdict on ranks that wait for each other because one has passed the wrong group, or None.
 
     Args:
         record: Record of a run that stalled.
-        later: Record of the same run with operations of the blocked ranks that end at once: a rank that still never
-            issues the operation in which another one waits for it has not merely another order.
+        later: Record of the run repeated with the stuck operations made to end at once. A rank that merely calls in
+            another order then reaches the operation in which others wait for it; a rank with the wrong group never
+            does.
     """
-    world = WaitingWorld(record.views(), record.size)
-    blocked = {rank: ends[0] for rank, ends in world.waits.items()}
+    world = WaitIndex(record.views(), record.size)
+    blocked = {rank: own_end for rank, (own_end, *_) in world.waits.items()}
     issued = {(issue.rank, issue.call.op, *issue.end.meeting) for issue in later.issues}
+    collectives = {rank: end for rank, end in blocked.items() if not end.call.is_message}
+    ended_well = {rank for rank in collectives if later.left.get(rank) == ""}
     never = [
-        (own_end, other)
-        for other in blocked.values()
-        for own_end in map(blocked.get, world.absent(other))
-        if own_end
-        and not (own_end.call.is_message or other.call.is_message)
-        and later.left.get(own_end.rank) == ""
-        and (own_end.rank, other.call.op, *other.meeting) not in issued
+        (collectives[rank], other)
+        for other in collectives.values()
+        for rank in world.absent_ranks(other)
+        if rank in ended_well and (rank, other.call.op, *other.meeting) not in issued
     ]
     if not never:
         return None

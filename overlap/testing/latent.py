@@ -1,4 +1,7 @@
-"""Latent faults: they did a run no harm, and hang or go wrong on other machines; found in its record. Pure."""
+"""Latent faults of a program, found in the record of a run: they did no harm in this run, but may on other machines.
+
+Each `find_` function returns the verdict on the first fault of one kind, or None if the record shows none. Pure.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise, zip_longest
+from typing import NamedTuple
 
 from ..ranklist import named_ranks
 from .record import GroupCall, Issue, Record, Verdict, WeightRecord
@@ -13,62 +17,65 @@ from .record import GroupCall, Issue, Record, Verdict, WeightRecord
 Meeting = tuple[str, int]
 
 
+class _Order(NamedTuple):
+    """Two operations in the order in which a rank issued them."""
+
+    earlier: Issue
+    later: Issue
+
+
 def find_order_cycle(record: Record) -> Verdict | None:
     """Find operations of several groups that ranks have issued in different orders.
 
-    Each rank's order says which operation comes before which. If the orders of all ranks together have a cycle, ranks
-    that carried out one operation after the other, as a GPU may, would wait for each other for ever.
+    If rank 0 issues A before B, and rank 1 issues B before A, the orders have a cycle. Ranks that carry out one
+    operation after the other, as a GPU may, would then wait for each other for ever.
     """
     collectives = [issue for issue in record.issues if not issue.call.is_message and len(issue.call.members) > 1]
-    last_issue: dict[tuple[int, int], Issue] = {}  # by thread: while one waits, the others of its rank go on
-    graph: dict[Meeting, dict[Meeting, tuple[Issue, Issue]]] = {}
+    last_issue: dict[tuple[int, int], Issue] = {}  # by (rank, thread), as each thread has an order of its own
+    graph: dict[Meeting, dict[Meeting, _Order]] = {}
     for issue in collectives:
         earlier = last_issue.get((issue.rank, issue.thread))
         if earlier is not None:
-            graph.setdefault(issue.end.meeting, {}).setdefault(earlier.end.meeting, (earlier, issue))
+            graph.setdefault(issue.end.meeting, {}).setdefault(earlier.end.meeting, _Order(earlier, issue))
         last_issue[issue.rank, issue.thread] = issue
     try:
         TopologicalSorter({node: set(edges) for node, edges in graph.items()}).prepare()
     except CycleError as error:
-        return _inversion_verdict(_join_neighbouring_pairs(graph, error.args[1]))
+        return _inversion_verdict(_orders_along_cycle(graph, error.args[1]))
     return None
 
 
-def _join_neighbouring_pairs(
-    graph: dict[Meeting, dict[Meeting, tuple[Issue, Issue]]], cycle: list[Meeting]
-) -> list[tuple[Issue, Issue]]:
-    """Return the pairs of issues along a cycle, earlier and later one of a rank; pairs of one rank become one."""
-    pairs = [graph[later][earlier] for earlier, later in pairwise(cycle) if earlier in graph.get(later, {})]
-    joined: list[tuple[Issue, Issue]] = []
-    for earlier, later in pairs:
-        if joined and joined[-1][1].rank == earlier.rank:
-            joined[-1] = joined[-1][0], later
-        else:
-            joined.append((earlier, later))
-    if len(joined) > 1 and joined[-1][1].rank == joined[0][0].rank:
-        joined[0] = joined.pop()[0], joined[0][1]
+def _orders_along_cycle(graph: dict[Meeting, dict[Meeting, _Order]], cycle: list[Meeting]) -> list[_Order]:
+    """Return the orders along a cycle of operations; successive ones of one rank become one, from first to last."""
+    joined: list[_Order] = []
+    for earlier, later in pairwise(cycle):
+        if earlier in graph.get(later, {}):
+            order = graph[later][earlier]
+            if joined and joined[-1].later.rank == order.earlier.rank:
+                order = _Order(joined.pop().earlier, order.later)
+            joined.append(order)
+    if len(joined) > 1 and joined[-1].later.rank == joined[0].earlier.rank:  # the cycle began within this rank
+        joined[0] = _Order(joined.pop().earlier, joined[0].later)
     return joined
 
 
-def _inversion_verdict(pairs: list[tuple[Issue, Issue]]) -> Verdict:
-    """Return the verdict on a cycle of orders, from the lowest rank on."""
-    start = min(range(len(pairs)), key=lambda at: pairs[at][0].rank)
-    pairs = pairs[start:] + pairs[:start]
-    orders = [f"rank {a.rank} issues {a.title} before {b.title}" for a, b in pairs]
-    lines = tuple(dict.fromkeys(issue.call.site for pair in pairs for issue in pair))
-    return Verdict(
-        kind="cycle",
-        text=f"{', and '.join(orders)}; this run survived it, but where groups share streams or slots it hangs",
-        ranks=tuple(dict.fromkeys(a.rank for a, _ in pairs)),
-        lines=lines,
-    )
+def _inversion_verdict(orders: list[_Order]) -> Verdict:
+    """Return the verdict on a cycle of orders; its text begins with the lowest rank."""
+    start = min(range(len(orders)), key=lambda at: orders[at].earlier.rank)
+    orders = orders[start:] + orders[:start]
+    parts = [f"rank {earlier.rank} issues {earlier.title} before {later.title}" for earlier, later in orders]
+    text = f"{', and '.join(parts)}; this run survived it, but where groups share streams or slots it hangs"
+    ranks = tuple(dict.fromkeys(order.earlier.rank for order in orders))
+    lines = tuple(dict.fromkeys(issue.call.site for order in orders for issue in order))
+    return Verdict(kind="cycle", text=text, ranks=ranks, lines=lines)
 
 
 def find_partial_group(record: Record, finished: set[int]) -> Verdict | None:
-    """Find a group that only some ranks have made.
+    """Find a group for which only some ranks have called `new_group`.
 
     Args:
-        finished: Ranks with a program that ended well; the others may make the group later.
+        record: The record of the run.
+        finished: Ranks whose program has ended; others might still call it.
     """
     calls_of = _calls_by_rank(record)
     counts = {rank: Counter(call.ranks for call in calls) for rank, calls in calls_of.items()}
@@ -89,15 +96,22 @@ def find_partial_group(record: Record, finished: set[int]) -> Verdict | None:
 
 
 def _is_past(own_calls: list[GroupCall], call: GroupCall, calls: list[GroupCall]) -> bool:
-    """Whether a rank has made a group that comes after this call on the other rank."""
+    """Whether a rank has made a group that another rank makes only after `call`: then it will not make that call.
+
+    Args:
+        own_calls: Calls of `new_group` by the rank.
+        call: A call by the other rank.
+        calls: All calls by the other rank.
+    """
     at = calls.index(call) if call in calls else 0
     later = {other.ranks for other in calls[at + 1 :]} - {other.ranks for other in calls[: at + 1]}
     return any(other.ranks in later for other in own_calls)
 
 
 def find_group_order_difference(record: Record) -> Verdict | None:
-    """Find groups that ranks have made in different orders, so that ranks of other groups meet under one number."""
+    """Find groups that ranks have made in different orders; PyTorch numbers groups, so they would be mixed up."""
     calls_of = _calls_by_rank(record)
+    # Each rank is compared with the first one.
     (first, theirs), *others = calls_of.items()
     for rank, mine in others:
         for a, b in zip(theirs, mine, strict=False):
@@ -112,9 +126,10 @@ def find_group_order_difference(record: Record) -> Verdict | None:
 
 
 def find_group_members_difference(record: Record) -> Verdict | None:
-    """Find a call of `new_group` that ranks made with different lists of ranks.
+    """Find a call of `new_group` in which ranks passed different lists of ranks.
 
-    A list that the other rank has too, in another call, is a matter of order, or of a call that it left out.
+    If a rank passes the list of the other rank in another call, then the order differs, or a call was left out: other
+    functions find these faults.
     """
     calls_of = _calls_by_rank(record)
     for calls in zip_longest(*calls_of.values()):
@@ -122,38 +137,39 @@ def find_group_members_difference(record: Record) -> Verdict | None:
         for call in filter(None, calls):
             by_ranks.setdefault(call.ranks, []).append(call)
         sides = sorted(by_ranks.values(), key=len)
-        if len(sides) < 2 or sides[0][0].line != sides[-1][0].line:
+        odd_call, usual_call = sides[0][0], sides[-1][0]
+        if len(sides) < 2 or odd_call.line != usual_call.line:
             continue
-        odd, usual = sides[0], sides[-1]
-        if _calls_for(calls_of[usual[0].rank], odd[0].ranks) or _calls_for(calls_of[odd[0].rank], usual[0].ranks):
+        if _has_call_like(odd_call, calls_of[usual_call.rank]) or _has_call_like(usual_call, calls_of[odd_call.rank]):
             continue
+        odd_ranks, usual_ranks = ([call.rank for call in side] for side in (sides[0], sides[-1]))
         text = (
-            f"{named_ranks([call.rank for call in odd])} called new_group for {named_ranks(odd[0].ranks)} at "
-            f"{odd[0].line}, {named_ranks([call.rank for call in usual])} for {named_ranks(usual[0].ranks)} there: "
-            "all ranks must pass the same list"
+            f"{named_ranks(odd_ranks)} called new_group for {named_ranks(odd_call.ranks)} at {odd_call.line}, "
+            f"{named_ranks(usual_ranks)} for {named_ranks(usual_call.ranks)} there: all ranks must pass the same list"
         )
-        ranks = tuple(call.rank for call in (*odd, *usual))
-        return Verdict(kind="group members", text=text, ranks=ranks, lines=(odd[0].line,))
+        return Verdict(kind="group members", text=text, ranks=(*odd_ranks, *usual_ranks), lines=(odd_call.line,))
     return None
 
 
-def _calls_for(calls: list[GroupCall], ranks: tuple[int, ...]) -> bool:
-    return any(call.ranks == ranks for call in calls)
+def _has_call_like(call: GroupCall, calls: list[GroupCall]) -> bool:
+    """Whether one of `calls` has the same list of ranks as `call`."""
+    return any(other.ranks == call.ranks for other in calls)
 
 
 def _calls_by_rank(record: Record) -> dict[int, list[GroupCall]]:
-    """Return the calls of `new_group` by rank, without calls that only members of the group make."""
-    return {
-        rank: [call for call in record.group_calls if call.rank == rank and not call.alone]
-        for rank in range(record.size)
-    }
+    """Return the calls of `new_group` by rank, without calls that only members of the group need to make."""
+    calls: dict[int, list[GroupCall]] = {rank: [] for rank in range(record.size)}
+    for call in record.group_calls:
+        if not call.alone:
+            calls[call.rank].append(call)
+    return calls
 
 
 def find_reused_tag(record: Record) -> Verdict | None:
-    """Find two messages in flight between two ranks that their equal tags do not distinguish.
+    """Find two messages with one tag that are in flight between two ranks at once, so that only their order tells them.
 
-    Only tags that the program names count, and messages that two of its lines send and two receive: a line that sends
-    repeatedly means its order.
+    Only tags that the program passes count, and only messages sent at two lines and received at two lines: a line that
+    sends repeatedly relies on the order on purpose.
     """
     messages = [issue for issue in record.issues if issue.call.is_message and issue.call.tag]
     ends = {(issue.call.key, issue.seq, issue.call.op): issue for issue in messages}
@@ -183,15 +199,11 @@ def find_buffer_in_flight(record: Record) -> Verdict | None:
     touch = record.touches[0]
     issue = touch.issue
     advice = f"{issue.dropped_by} never waits for it" if issue.dropped_by else "wait for it first"
-    return Verdict(
-        kind="buffer in flight",
-        text=(
-            f"rank {touch.rank} {'reads' if touch.how == 'read' else 'changes'} a tensor at {touch.line} ({touch.by}) "
-            f"while {issue.title} is under way: {advice}"
-        ),
-        ranks=(touch.rank,),
-        lines=(touch.line, issue.call.site),
+    text = (
+        f"rank {touch.rank} {'reads' if touch.how == 'read' else 'changes'} a tensor at {touch.line} ({touch.by}) "
+        f"while {issue.title} is under way: {advice}"
     )
+    return Verdict(kind="buffer in flight", text=text, ranks=(touch.rank,), lines=(touch.line, issue.call.site))
 
 
 def find_missing_gradient(record: Record) -> Verdict | None:
@@ -215,10 +227,11 @@ def find_weight_difference(record: Record, *, lasting: bool = False) -> Verdict 
     """Find the first weight that differs between ranks, and the update after which it does.
 
     Args:
-        lasting: Whether only a difference counts that no later update removes.
+        record: The record of the run.
+        lasting: Whether only a difference counts that still exists at the end of the run.
     """
     lasting_difference: Verdict | None = None
-    have_been_equal = False  # whether the ranks differed before, and then not
+    have_been_equal = False  # whether ranks have differed and then were equal again
     for step, records in _weights_by_step(record):
         differing = _weight_difference(record, step, records, again=have_been_equal)
         if differing is not None and not lasting:
@@ -229,11 +242,18 @@ def find_weight_difference(record: Record, *, lasting: bool = False) -> Verdict 
 
 
 def _weight_difference(record: Record, step: int, records: dict[int, WeightRecord], *, again: bool) -> Verdict | None:
-    """Find the first weight that differs between ranks after an update."""
+    """Return the verdict on the first weight that differs between ranks after an update; None if all are equal.
+
+    Args:
+        record: The record of the run.
+        step: Number of the update; 0: before the first one.
+        records: By rank, the weights after the update.
+        again: Whether ranks differed earlier, and were equal again in between.
+    """
     for name in dict.fromkeys(name for rank in sorted(records) for name in records[rank].digests):
         having = [rank for rank in sorted(records) if name in records[rank].digests or " [part " not in name]
         digests = {rank: records[rank].digests.get(name, "") for rank in having}
-        commonest = Counter(digests.values()).most_common(1)[0][0]  # of several the first rank's
+        [(commonest, _)] = Counter(digests.values()).most_common(1)  # of several, that of the first rank
         odd_ranks = [rank for rank, digest in digests.items() if digest != commonest]
         if not odd_ranks:
             continue
@@ -249,7 +269,13 @@ def _weight_difference(record: Record, step: int, records: dict[int, WeightRecor
 
 
 def _setting_difference(records: dict[int, WeightRecord], odd_ranks: list[int], usual: int) -> str:
-    """Return a clause on the first setting in which the optimizers of ranks differ; "" if none."""
+    """Return a clause on the first setting in which the optimizers of ranks differ, such as the learning rate, or "".
+
+    Args:
+        records: By rank, its record after an update, which has the settings.
+        odd_ranks: Ranks whose weights differ.
+        usual: The rank that they are compared with.
+    """
     for rank in odd_ranks:
         groups = records[rank].settings
         for number, (own, other) in enumerate(zip(groups, records[usual].settings, strict=False)):
@@ -261,14 +287,20 @@ def _setting_difference(records: dict[int, WeightRecord], odd_ranks: list[int], 
 
 
 def _random_difference(record: Record, odd: int, usual: int, step: int) -> str:
-    """Return a clause on the line at which two ranks first have other random numbers; "" if none.
+    """Return a clause on the line at which the random numbers of two ranks first differ, or "" if they never do.
 
-    Ranks whose random numbers differed before the first update have their own by right, as those of their data.
+    Ranks whose random numbers differ before the first update are meant to, as for their data: the result is "".
+
+    Args:
+        record: The record of the run.
+        odd: The rank whose weights differ.
+        usual: The rank that it is compared with.
+        step: Number of the update after which they differ; 0: before the first one.
     """
     first = {weights.rank: weights.randomness for weights in reversed(record.weights)}
     if step and first[odd] != first[usual]:
         return ""
-    mine, theirs = record.of(odd), record.of(usual)
+    mine, theirs = record.issues_of(odd), record.issues_of(usual)
     for a, b in zip(mine, theirs, strict=False):
         if a.randomness and b.randomness and a.randomness != b.randomness and a.call.site == b.call.site:
             return f"; at {a.title} the random numbers of rank {odd} are no longer those of rank {usual}"
@@ -276,7 +308,7 @@ def _random_difference(record: Record, odd: int, usual: int, step: int) -> str:
 
 
 def _weights_by_step(record: Record) -> Iterator[tuple[int, dict[int, WeightRecord]]]:
-    """Yield each update that several ranks made: its number, and the weights of these ranks."""
+    """Yield the number of each update that several ranks made, and the records of these ranks."""
     updates: dict[tuple[int, int], dict[int, WeightRecord]] = {}
     for weights in record.weights:
         updates.setdefault((weights.joins, weights.step), {})[weights.rank] = weights
@@ -286,7 +318,8 @@ def _weights_by_step(record: Record) -> Iterator[tuple[int, dict[int, WeightReco
 
 
 def find_leak(record: Record) -> Verdict | None:
-    """Find a resource that a rank has left behind."""
-    for rank, what, line in record.leaks:
-        return Verdict(kind="leak", text=f"rank {rank} {what}", ranks=(rank,), lines=(line,) if line else ())
-    return None
+    """Find a resource that a rank's program has not closed: an operation, a file or a thread."""
+    if not record.leaks:
+        return None
+    rank, what, line = record.leaks[0]
+    return Verdict(kind="leak", text=f"rank {rank} {what}", ranks=(rank,), lines=(line,) if line else ())

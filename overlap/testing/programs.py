@@ -1,4 +1,4 @@
-"""Programs that use `torch.distributed`, unchanged, with many ranks in this process: files, modules' functions."""
+"""Programs that use `torch.distributed`, run unchanged with many ranks in this process: files and functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .batches import Batches
 from .folders import RunFolder
 from .guards import ProcessGuard, ProgramExit
 from .hashing import NAME, compile_program
-from .judging import blocked_issues, judge, wrong_group
+from .judging import blocked_issues, judge, judge_wrong_group
 from .record import Record, Verdict
 from .run import Run
 from .running import Setting, make_run, run_world
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ..runtime.world import World
 
 
-# Virtual time in which another rank may write the file that a rank misses.
+# If a rank misses a file, other ranks run for this virtual time: one of them may write it.
 _LATE_S = 1.0
 
 # The verdict on a program that does not communicate: a test of it tests nothing.
@@ -53,14 +53,17 @@ _SILENT = Verdict(
 
 
 class TestedProgram:
-    """A program for many ranks; its body gets the process as one rank sees it.
+    """A program of PyTorch, to be run with many ranks.
 
     Args:
-        folder: Modules that are loaded from it are each rank's own.
-        argv: Its arguments.
+        body: Runs the program of a rank, in the rank's thread; it gets the process as the rank sees it.
+        argv: Arguments of the program.
         setting: Options of the run.
-        batches: Makes what joins the batches of ranks, from their number and a reader of parameters; by default
-            `Batches` with `--as-one`.
+        folder: Each rank loads modules from this folder for itself; None: all modules are shared.
+        batches: Makes the recorder of a rank's updates, from the rank and a function that returns its parameters. None:
+            `Batches` if the setting has `as_one`, otherwise no recorder.
+        released: By rank, the index of the operation from which on its operations wait for no other rank. None: all
+            operations wait.
     """
 
     def __init__(
@@ -71,10 +74,11 @@ class TestedProgram:
         folder: str | None = None,
         *,
         batches: Callable[[int, Callable[[], dict[str, Any]]], Batches] | None = None,
+        released: dict[int, int] | None = None,
     ) -> None:
         self._body, self._argv, self._setting, self._folder = body, list(argv), setting, folder
         self._new_batches = batches or (Batches if setting.as_one else None)
-        self._released: dict[int, int] = {}  # see `RecordingInjector`
+        self._released = released or {}
         self._threads: dict[int, RankThread[Any]] = {}
         self._ranks: list[TorchRank] = []
         self._store: dict[str, bytes] = {}
@@ -82,7 +86,7 @@ class TestedProgram:
         self._guard = ProcessGuard()
 
     def run(self, line: str) -> Run:
-        """Run the program once, and return the result with its verdicts."""
+        """Run the program once, and return the result with its verdicts; `line` repeats the run in a test."""
         self._cwd = RunFolder()
         with ExitStack() as stack:
             stack.enter_context(process_restored())
@@ -92,11 +96,11 @@ class TestedProgram:
                 stack.enter_context(pytorch.recorded_batches())
             if self._folder is not None:
                 sys.path.insert(0, self._folder)
-            # where threads share the folder of the process, those that ranks have started find it between turns, too
+            # Threads that ranks have started run between turns, too, and must find the working directory.
             with contextlib.chdir(self._cwd.path):
                 outcome = run_world(self._setting, self._make_main)
             if any(thread.is_stuck for thread in self._threads.values()):
-                # it may hold locks for which C++ would wait where what the program has made is taken down
+                # Never free this object: a stuck thread may hold locks that C++ would wait for.
                 pythonapi.Py_IncRef(py_object(self))
             run = make_run(outcome, self._setting, line)
             run.output = [view.output.getvalue() for view in self._views]
@@ -113,7 +117,7 @@ class TestedProgram:
             outcome.record, outcome.error, synchronised=synchronised, shared_order=True, unused=outcome.unused
         )
         if outcome.error is not None and verdicts[0].kind == "cycle" and not self._released:
-            verdicts[0] = self._find_wrong_group(outcome.record) or verdicts[0]
+            verdicts[0] = self._verdict_if_wrong_group(outcome.record) or verdicts[0]
         if is_silent and not verdicts and run.size > 1:
             verdicts.append(_SILENT)
         if self._setting.as_one:
@@ -125,25 +129,44 @@ class TestedProgram:
     def _run_with_joined_data(
         self, size: int, source: Substitute, updates: int, every: bool
     ) -> tuple[Run, list[Batches]]:
-        """Run the program for some updates with another number of ranks, whose data comes from a source."""
+        """Run the program for some updates with another number of ranks, whose data comes from a source.
+
+        Args:
+            size: Number of ranks.
+            source: Source of their data and weights.
+            updates: Number of updates after which they end.
+            every: Whether gradients of every update are recorded.
+
+        Returns:
+            The run, and the record of each rank's updates.
+        """
         setting = Setting(ranks=size, timeout_s=self._setting.timeout_s, real_timeout_s=self._setting.real_timeout_s)
         recorded: dict[int, Batches] = {}
 
         def make(rank: int, names: Callable[[], dict[str, Any]]) -> Batches:
+            """Return the recorder of a rank, and keep it in `recorded`."""
             recorded[rank] = Batches(rank, names, source, updates, every=every)
             return recorded[rank]
 
         run = TestedProgram(self._body, self._argv, setting, self._folder, batches=make).run("")
         return run, [recorded[rank] for rank in sorted(recorded)]
 
-    def _find_wrong_group(self, record: Record) -> Verdict | None:
-        """Run the program again, in which blocked ranks go on, to see whether they merely have another order."""
-        again = TestedProgram(self._body, self._argv, self._setting, self._folder)
-        again._released = {rank: issue.index for rank, issue in blocked_issues(record).items()}
-        return wrong_group(record, again.run("").record)
+    def _verdict_if_wrong_group(self, record: Record) -> Verdict | None:
+        """Run the program again, with the blocked operations ending at once, to find out whether a group is wrong.
+
+        Args:
+            record: Record of the run in which ranks have waited for each other.
+
+        Returns:
+            The verdict that a rank passed the wrong group, if it never issues the operation that another rank waits
+            for. None if it issues that operation later.
+        """
+        released = {rank: issue.index for rank, issue in blocked_issues(record).items()}
+        again = TestedProgram(self._body, self._argv, self._setting, self._folder, released=released)
+        return judge_wrong_group(record, again.run("").record)
 
     def _make_main(self, clock: TestedBackend, world: World) -> Callable[..., Awaitable[Any]]:
-        """Connect this program to a world that is about to run; return the async function of its ranks."""
+        """Connect this program to a world that is about to run, and return the function that runs each rank."""
         record, plan = clock.record, clock.plan
         clock.injector.released = self._released
         plan.on_signal = lambda rank: self._threads[rank].interrupt_with(lambda: self._guard.terminate(rank))
@@ -155,25 +178,23 @@ class TestedProgram:
             )
             for rank in range(world.size)
         ]  # fmt: skip
-        end_stalled = world.deadlock
+        end_stalled = world.end_deadlocked
 
         def record_and_end() -> None:
-            self._record_lines(record)
+            """Record the line at which each unfinished rank is, and end the world."""
+            for number, thread in self._threads.items():
+                if number not in record.left:
+                    record.places[number] = thread.line_now()
             end_stalled()
 
         clock.kernel.on_stall = record_and_end
-
         real_time = RealTime(self._setting.real_timeout_s)
 
         async def main(rank: Rank) -> Any:
             """Run the program of a rank in a thread, which takes turns with those of the other ranks."""
-
-            def compute_ns(cost_ns: int) -> int:
-                return plan.slow_ns(rank.rank, cost_ns)
-
             thread: RankThread[Any] = RankThread(
                 rank, clock.kernel, self._views[rank.rank], lambda thread: self._run_rank(thread, clock),
-                real_time=real_time, compute_ns=compute_ns,
+                real_time=real_time, compute_ns=partial(plan.compute_ns, rank.rank),
             )  # fmt: skip
             self._threads[rank.rank] = thread
             if plan.turns is not None:
@@ -183,9 +204,11 @@ class TestedProgram:
         return main
 
     def _run_rank(self, thread: RankThread[Any], clock: TestedBackend) -> Any:
+        """Run the program of one rank in its thread, and record how it ended and what it left behind."""
         record, number = clock.record, thread.rank.rank
         models = ModelWatch(number, record)
         watch = Watch(thread, record)
+        # Both watch this rank: `watch` its tensors, until the first forward, `models` its models and updates.
         watch.roles = models.roles
         models.batches = None if self._new_batches is None else self._new_batches(number, models.bare_names)
         torch_rank = TorchRank(thread, self._store, record, clock.injector, watch, models)
@@ -195,14 +218,16 @@ class TestedProgram:
         try:
             with watch, models.batches or nullcontext():
                 result = self._body(self._views[number])
-            torch_rank.finish()
+            torch_rank.wait_for_futures()
         except SystemExit as exit:
             if exit.code not in (None, 0):
-                raise ProgramExit(f"the program called sys.exit({exit.code!r})") from exit
+                call = f"sys.exit({exit.code!r})"
+                raise ProgramExit(f"rank {number} called {call}: it has failed; see what it printed before") from exit
             record.left[number] = "called sys.exit()"
             return None
         except FileNotFoundError as error:
             path = os.path.abspath(str(error.filename))
+            # Another rank may be about to write the file: then the verdict names this rank.
             thread.sleep(_LATE_S)
             record.late_files[number] = self._guard.written.get(path, "")
             raise
@@ -212,7 +237,13 @@ class TestedProgram:
         return result
 
     def _record_leaks(self, number: int, record: Record, before: set[threading.Thread]) -> None:
-        """Record files that a rank has left open for writing, and threads that it has left running."""
+        """Record files that a rank has left open for writing, and threads that it has left running.
+
+        Args:
+            number: The rank.
+            record: The record to add them to.
+            before: Threads that ran before the rank's program.
+        """
         for name in self._guard.files_left_open(number):
             record.leaks.append((number, f"has left the file {name} open, which it writes", ""))
         ranks = {thread._thread for thread in self._threads.values()}
@@ -220,20 +251,20 @@ class TestedProgram:
             if not thread.daemon:
                 record.leaks.append((number, f"has left a thread running: {thread.name}", ""))
 
-    def _record_lines(self, record: Record) -> None:
-        """Record the line at which each unfinished rank is."""
-        for number, thread in self._threads.items():
-            if number not in record.left:
-                record.places[number] = thread.line_now()
-
 
 def load_file(
     path: str | os.PathLike[str], args: Sequence[str], setting: Setting, package: str | None = None
 ) -> TestedProgram:
-    """Return the program in a file, whose relative imports are from `package`.
+    """Return the program in a file.
+
+    Args:
+        path: The file.
+        args: Arguments of the program.
+        setting: Options of the run.
+        package: Package for its relative imports; None: it has none.
 
     Raises:
-        UsageError: If there is no such file, or it is no Python.
+        UsageError: The file cannot be read, or is no Python program.
     """
     file = Path(path).absolute()
     try:
@@ -242,32 +273,44 @@ def load_file(
         raise UsageError(f"program: cannot read {path}: {error.strerror}; pass the path of a program") from None
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"program: {path} is no Python program: {error}; correct it") from None
-    return TestedProgram(
-        lambda view: _execute(code, str(file), view, package),
-        [str(path), *map(str, args)],
-        setting,
-        f"{file.parent}{os.sep}",
-    )
+    argv, folder = [str(path), *map(str, args)], f"{file.parent}{os.sep}"
+    return TestedProgram(lambda view: _execute(code, str(file), view, package), argv, setting, folder)
 
 
 def _execute(code: CodeType, file: str, view: RankProcess, package: str | None) -> None:
-    """Run the code of a file as the `__main__` of a rank."""
+    """Run the code of a file as the `__main__` of a rank.
+
+    Args:
+        code: Code of the file, from `compile_program`.
+        file: Path of the file, for `__file__`.
+        view: The process as the rank sees it.
+        package: Package for relative imports; None: none.
+    """
     view.main.__file__, view.main.__package__ = file, package
     view.main.__dict__.update({NAME: view.set_type, "set": view.set_type})
-    # A program of the user, as `python FILE` runs it, with code of its own: the compiler of torch keeps compiled frames
-    # by their code, and they use the globals of the module for which they were compiled.
+    # Each rank gets a copy of the code. The compiler of torch caches compiled frames by code object, and a cached frame
+    # uses the globals of the rank for which it was compiled.
     exec(marshal.loads(marshal.dumps(code)), view.main.__dict__)
 
 
 def wrap_function(function: Callable[..., Any], args: Sequence[object], setting: Setting) -> TestedProgram:
-    """Return a program that calls a function."""
+    """Return a program that calls a function.
+
+    Args:
+        function: The function.
+        args: Its arguments, the same objects on all ranks.
+        setting: Options of the run.
+
+    Raises:
+        UsageError: It is no function.
+    """
     if not callable(function):
         raise UsageError(f"function: expected a function, got {function!r}")
     return TestedProgram(lambda view: function(*args), sys.argv, setting)
 
 
 def _weight_arrays(models: ModelWatch) -> dict[str, Any]:
-    """Return the weights of a rank as arrays by name, without types that numpy lacks."""
+    """Return the weights of a rank as arrays by name, without weights of types that numpy lacks."""
     arrays = {}
     for name, tensor in models.weights().items():
         try:
@@ -278,7 +321,7 @@ def _weight_arrays(models: ModelWatch) -> dict[str, Any]:
 
 
 def _with_advice(verdict: Verdict) -> Verdict:
-    """Return a verdict; to a crash for want of a GPU, advice is added."""
+    """Return a verdict; a crash because there is no GPU gets advice."""
     if verdict.kind == "crash" and ("CUDA" in verdict.text or "NVIDIA" in verdict.text):
         text = f"{verdict.text}; in a test all ranks compute on the CPU: choose the device by torch.cuda.is_available()"
         return Verdict(kind=verdict.kind, text=text, ranks=verdict.ranks, lines=verdict.lines)

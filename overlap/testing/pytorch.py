@@ -1,7 +1,7 @@
 """PyTorch in a test: many ranks of `torch.distributed` in one process, each with a default group of its own.
 
-It needs names of torch that are not public, which `check_torch` looks for: the world of groups, the registry of groups
-by thread, and the function that makes a group of any backend.
+It needs private names of torch, which `check_torch` looks for: the world of groups, the registry of groups by thread,
+and the function that makes a group of any backend.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _PRIVATE = (
 
 
 def check_torch() -> None:
-    """Refuse versions of torch that lack parts that tests need; the UsageError names the part."""
+    """Refuse versions of torch without the private names that tests need; the UsageError has the name."""
     for owner, name in _PRIVATE:
         if not hasattr(owner, name):
             raise UsageError(
@@ -66,7 +66,7 @@ def check_torch() -> None:
 
 
 class WorldOfThread:
-    """Process groups of torch, one set for each rank; torch has one set for each process."""
+    """Replacement of torch's record of process groups, `c10d._world`: one for each rank, not one for the process."""
 
     def __init__(self) -> None:
         object.__setattr__(self, "_worlds", {})
@@ -88,7 +88,7 @@ class WorldOfThread:
 
 
 class _TorchGroups:
-    """The groups of a process, as `torch.distributed` records them: the attributes of its `_World`, without globals."""
+    """The groups of one rank, with the attributes of torch's class `_World`, which keeps them in globals."""
 
     def __init__(self) -> None:
         self.default_pg: Any = None
@@ -101,11 +101,12 @@ class _TorchGroups:
 
     @property
     def pg_config_info(self) -> list[dict[str, Any]]:
-        """Groups for the logs of another backend: none."""
+        """Return []: facts on groups for the logs of other backends."""
         return []
 
 
 def _create_group(request: Any, _: object = None) -> ProcessGroup:
+    """Make a group of the test's backend, when torch asks for it in the thread of a rank."""
     rank = current_rank()
     assert rank is not None, "groups of this backend are made in the thread of a rank"
     return rank.make_group(request)
@@ -124,7 +125,24 @@ def _init_process_group(
     pg_options: Any = None,
     device_id: Any = None,
 ) -> None:
-    """Join the ranks of the test, in place of `init_process_group`; backend and store of the program are ignored."""
+    """Join the ranks of the test, in place of `init_process_group`.
+
+    Args:
+        torch_rank: The rank that calls.
+        original: `init_process_group` of torch.
+        backend: The backend that the program names. The test's backend is used; this name is only shown to the program.
+        init_method: Ignored, as all ranks are in this process.
+        timeout: As in torch.
+        world_size: The number of ranks that the program expects; -1: any.
+        rank: The rank that the program expects to be; -1: any.
+        store: Ignored; all ranks share one.
+        group_name: As in torch.
+        pg_options: Ignored.
+        device_id: Ignored.
+
+    Raises:
+        ValueError: The program expects another number of ranks, or another rank.
+    """
     size, number = torch_rank.thread.rank.world_size, torch_rank.thread.rank.rank
     if world_size not in (-1, size):
         raise ValueError(
@@ -152,21 +170,20 @@ def _new_group_helper(
     group_name: str,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """Make a group of our backend instead of the named one, and record that the rank has called `new_group`.
+    """Make a group of the test's backend, in place of torch's helper that makes every group; record the call.
 
-    `torch.distributed` makes every group by this function of its own. To the program, the group is one of the backend
-    that it has named.
+    To the program, the group seems to be of the backend that it has named.
 
     Args:
         torch_rank: The rank that calls.
-        original: The function of torch.
-        group_size: Ranks of the group; with the next four, arguments of the original.
-        group_rank: Its own number in the group; negative for ranks that help to make it, and are not in it.
-        global_ranks: World ranks of the group; none for the group of all, which `init_process_group` makes.
+        original: The helper of torch, `_new_process_group_helper`.
+        group_size: Number of ranks of the group.
+        group_rank: The rank's index in the group; negative for ranks outside of the group, which call as well.
+        global_ranks: World ranks of the group; empty for the group of all, which `init_process_group` makes.
         backend: The backend that the program has named.
-        store: Where ranks meet.
+        store: The store through which ranks meet.
         group_name: Name of the group.
-        options: Other arguments, of which those for the named backend are left out.
+        options: Other arguments of the helper; those for the named backend are left out.
 
     Returns:
         The group, and its store.
@@ -188,7 +205,7 @@ def _new_group_helper(
 
 
 def _only_members_call() -> bool:
-    """Whether the call of `new_group` that is under way needs no ranks outside of the group."""
+    """Whether only members make the present call of `new_group`, by its argument `use_local_synchronization`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "_new_group_with_tag":
         frame = frame.f_back
@@ -196,18 +213,26 @@ def _only_members_call() -> bool:
 
 
 def _find_rank(torch_rank: TorchRank, original: Callable[[Rank | None], Rank], rank: Rank | None) -> Rank:
-    """Return the rank of the timeline: by default, of a program that has joined, the rank of its thread."""
+    """Return the rank whose timeline is recorded, in place of `recording.find_rank`.
+
+    Without `rank`, in a program that has called `init_process_group`, it is the rank of the calling thread.
+    """
     return torch_rank.thread.rank if rank is None and dist.is_initialized() else original(rank)
 
 
 def _get_future(work: Work) -> torch.futures.Future[Any]:
-    """Return a future that is completed in the thread of the rank; see `Work.get_future`."""
+    """Return a future of an operation that is completed in the thread of its rank, in place of `Work.get_future`.
+
+    With `at_once` this waits for the end of the operation first, as C++ will wait for the future without running
+    Python. If the operation has ended, or the calling thread has no rank, the future is complete; otherwise it is
+    completed later.
+    """
     rank = current_rank()
     if work._future is None:
         start: torch.futures.Future[None] = torch.futures.Future()
         work._future = start.then(work._wait_for_tensors)
         if rank is not None and rank.at_once:
-            work._handle.exception()
+            work._handle.exception()  # waits for the end; the future raises the error
         if rank is None or has_ended(work._handle):
             start.set_result(None)
         else:
@@ -217,7 +242,7 @@ def _get_future(work: Work) -> torch.futures.Future[Any]:
 
 @contextmanager
 def torch_of_ranks() -> Iterator[None]:
-    """Give every rank's thread a torch.distributed of its own."""
+    """Give every rank's thread a torch.distributed of its own during a `with` block, and restore torch after it."""
     check_torch()
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, _create_group, extended_api=True, devices=["cpu", "cuda"])
@@ -236,15 +261,15 @@ def torch_of_ranks() -> Iterator[None]:
         patches.replace(torch.autograd.profiler, "_enable_profiler", profiler.start)
         patches.replace(torch.autograd.profiler, "_disable_profiler", profiler.stop)
         patches.replace(recording, "find_rank", _find_rank)
-        patches.replace(DistributedDataParallel, "__init__", _wrap_model)
+        patches.replace(DistributedDataParallel, "__init__", _replace_ddp_init)
         for op in ("all_reduce", "broadcast"):
             patches.replace(ProcessGroup, f"_{op}", partial(_record_operation, op))
-        # issues all operations of the first update of a static graph, and waits for them, in one call of C++
+        # In one call of C++, it issues all operations of the first update of a static graph, and waits for them.
         patches.replace(_distributed_c10d.Reducer, "_delay_all_reduce", _delay_all_reduce)
         patches.replace(DistributedDataParallel, "_delayed_all_reduce_hook", _delayed_all_reduce_hook)
         patches.replace(DistributedDataParallel, "register_comm_hook", _register_comm_hook)
         patches.replace(Join, "__exit__", _leave_join)
-        # the futures of DDP's reducer, as `DDP.join` waits for them, are of the base class
+        # `DDP.join` waits for futures of DDP's reducer, which are of torch's base class.
         patches.replace(torch._C.Future, "wait", _finish_first)
         patches.replace(torch.futures, "wait_all", _finish_first)
         for name, store in STORES.items():
@@ -261,7 +286,7 @@ def torch_of_ranks() -> Iterator[None]:
             torch.set_num_threads(threads)
             torch.random.set_rng_state(state)
             torch.set_default_dtype(dtype)
-            if torch.are_deterministic_algorithms_enabled() != deterministic:  # imports the compiler
+            if torch.are_deterministic_algorithms_enabled() != deterministic:  # only then: it imports the compiler
                 torch.use_deterministic_algorithms(deterministic)
             RANKS.clear()
             clear_stores()
@@ -269,14 +294,15 @@ def torch_of_ranks() -> Iterator[None]:
 
 @contextmanager
 def _watched_models() -> Iterator[None]:
-    """Record the modules and optimizers that ranks make, and their updates."""
+    """Record the modules and optimizers that ranks make, and their updates, during a `with` block."""
 
     def record_module(module: torch.nn.Module, name: str, part: Any) -> None:
+        """Record a module that gets a parameter or a module."""
         if (rank := current_rank()) is not None:
             rank.models.add_module(module)
 
     def make_hook(method: Callable[[ModelWatch, Any], None]) -> Callable[..., None]:
-        """Return a hook that calls a method of the calling rank's model watch, with its watch of functions paused."""
+        """Return a hook that calls a method of the calling rank's `ModelWatch`, whose work is not itself recorded."""
 
         def call(optimizer: Any, *_: Any) -> None:
             if (rank := current_rank()) is not None:
@@ -299,39 +325,47 @@ def _watched_models() -> Iterator[None]:
 
 
 def _finish_first(rank: TorchRank, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    """Wait for operations before C++ waits for their futures: it would not give the baton back."""
-    rank.finish()
+    """Wait for the rank's operations, then call `original`, in which C++ waits for their futures.
+
+    C++ alone would wait without letting other ranks run.
+    """
+    rank.wait_for_futures()
     return original(*args, **keywords)
 
 
-def _wrap_model(rank: TorchRank, original: Callable[..., None], *args: Any, **keywords: Any) -> None:
-    """Make a DistributedDataParallel, and note that it keeps the weights of ranks the same."""
-    original(*args, **keywords)
+def _replace_ddp_init(
+    rank: TorchRank, original: Callable[..., None], model: Any, *args: Any, **keywords: Any
+) -> None:  # fmt: skip
+    """Call `DistributedDataParallel.__init__`, and record that all ranks of this model should have equal weights."""
+    original(model, *args, **keywords)
     rank.models.wrapped = True
-    rank.models.roles.wrap(args[0], args[0].process_group)
+    rank.models.roles.wrap(model, model.process_group)
 
 
 def _record_operation(
     op: str, rank: TorchRank, original: Callable[..., Any], group: Any, tensor: torch.Tensor, *args: Any
 ) -> Any:
-    """Issue an operation whose tensor may be a parameter, a gradient or an activation."""
+    """Issue an operation `op` on a tensor, and record the parameter, gradient or activation in the tensor."""
     rank.models.roles.before_operation(op, tensor, group._group.ranks)
     return original(group, tensor, *args)
 
 
 def _call_module(rank: TorchRank, original: Callable[..., Any], module: Any, *args: Any, **keywords: Any) -> Any:
-    batches = rank.models.batches
-    return original(module, *args, **keywords) if batches is None else batches.call(original, module, args, keywords)
+    """Call a module, in place of `Module.__call__`; if runs are compared, record its data."""
+    if rank.models.batches is None:
+        return original(module, *args, **keywords)
+    return rank.models.batches.call_module(original, module, args, keywords)
 
 
 def _add_parameters(rank: TorchRank, original: Callable[..., None], optimizer: Any, group: dict[str, Any]) -> None:
+    """Add a group of parameters to an optimizer, and record the parameters for the comparison of runs."""
     original(optimizer, group)
     rank.models.known.update((id(parameter), parameter) for parameter in optimizer.param_groups[-1]["params"])
 
 
 @contextmanager
 def recorded_batches() -> Iterator[None]:
-    """Record the data of modules, without compiling."""
+    """Record the data of modules and the parameters of optimizers during a `with` block, without torch's compiler."""
     patches = Patches(current_rank)
     with patches.stack as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -341,7 +375,13 @@ def recorded_batches() -> Iterator[None]:
 
 
 def _delay_all_reduce(rank: TorchRank, original: Callable[[Any], None], reducer: Any) -> None:
-    """Reduce all gradients of a static graph, with futures that are complete when C++ gets them."""
+    """Reduce all gradients of a static graph, with futures that are complete when C++ gets them.
+
+    Args:
+        rank: The rank.
+        original: `_delay_all_reduce` of DDP's reducer.
+        reducer: The reducer.
+    """
     rank.at_once = True
     try:
         original(reducer)
@@ -350,14 +390,14 @@ def _delay_all_reduce(rank: TorchRank, original: Callable[[Any], None], reducer:
 
 
 def _leave_join(rank: TorchRank, original: Callable[..., Any], *args: Any) -> Any:
-    """Leave a context of uneven inputs, in which ranks made different numbers of updates."""
+    """Leave a `Join` context for uneven inputs, and restart the count of updates, which differs between ranks."""
     result = original(*args)
     rank.models.restart_updates()
     return result
 
 
 def _delayed_all_reduce_hook(rank: TorchRank, original: Callable[..., Any], *args: Any) -> Any:
-    """Issue the operations of DDP for delayed parameters; DDP itself never waits for these."""
+    """Issue DDP's operations for delayed parameters, with a note for verdicts that DDP never waits for them."""
     rank.dropped_by = "DistributedDataParallel, for delay_all_reduce_named_params,"
     try:
         return original(*args)
@@ -368,14 +408,25 @@ def _delayed_all_reduce_hook(rank: TorchRank, original: Callable[..., Any], *arg
 def _register_comm_hook(
     rank: TorchRank, original: Callable[..., None], model: Any, state: object, hook: Callable[..., Any]
 ) -> None:
-    """Register a hook of DDP; with local SGD, the weights of ranks differ between averages."""
+    """Register a communication hook of DDP. With local SGD, record that weights of ranks may differ between averages.
+
+    Args:
+        rank: The rank.
+        original: `register_comm_hook` of DDP.
+        model: The DistributedDataParallel.
+        state: State of the hook.
+        hook: The hook.
+    """
     original(model, state, hook)
     if isinstance(state, PostLocalSGDState):
         rank.models.wrapped = False
 
 
 def save_torch_state() -> Callable[[], None]:
-    """Save torch's random numbers, default type, `loss_parallel` and FSDP1's timing; return the function to restore."""
+    """Return a function that restores the present state of torch.
+
+    That is: random numbers, default dtype, whether `loss_parallel` is active, and the timing of FSDP1.
+    """
     state, dtype = torch.default_generator.get_state(), torch.get_default_dtype()
     parallel = _has_parallel_loss()
     measured = set(sys.modules[_FSDP_TIMES].SimpleProfiler.profiling) if _FSDP_TIMES in sys.modules else set()
@@ -394,7 +445,7 @@ def save_torch_state() -> Callable[[], None]:
 
 
 def _has_parallel_loss() -> bool:
-    """Whether `loss_parallel` has replaced operations of DTensor; it does so once in a process."""
+    """Whether `loss_parallel` has replaced operations of DTensor, which it does for the whole process."""
     loss = sys.modules.get(_LOSS)
     return loss is not None and not loss.customized_loss_ops.keys().isdisjoint(
         loss.DTensor._op_dispatcher._custom_op_handlers

@@ -16,20 +16,20 @@ from ..errors import UsageError, shown
 from ..runtime.blame.reports import call_program
 from ..version import install_command
 from .faults import check_async_kinds
-from .run import Answer, RanksFailed, Run, equal, whole_weights
-from .running import Setting, explore, parse_setting, run_async, shows_fault
+from .run import Answer, RanksFailed, Run, are_equal, whole_weights
+from .running import Setting, Trials, parse_trials, run_async, shows_fault, try_seeds
 
 Repeating: TypeAlias = Callable[[str | os.PathLike[str], Sequence[str], Setting], str]
+"""Returns the line that repeats the run of a program, from its path, its arguments and the setting."""
 
 
 class Ranks:
     """Runs distributed programs in this process; the fixture `ranks` of pytest is one.
 
     Args:
-        folder: Where programs with relative names are; by default the current one.
-        repeating: Returns the line that repeats a run of a program, from its path, arguments and setting; by default
-            that of a test.
-        defaults: Settings of all its runs, such as `ranks=8`; see `program`.
+        folder: Folder of programs with relative paths; None: the current one.
+        repeating: Makes the line that repeats the run of a program; None: as a test would write it.
+        defaults: Settings of all runs, such as `ranks=8`; see `program`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Ranks:
     ) -> None:
         self._folder, self._defaults = Path(folder or "."), defaults
         self._repeating = repeating or _program_call
-        parse_setting(defaults)
+        parse_trials(defaults)
 
     def program(
         self,
@@ -50,43 +50,44 @@ class Ranks:
     ) -> Run:
         """Run an unchanged program that uses `torch.distributed` on every rank, and return the result of the run.
 
-        Each rank is a thread, one of which runs at a time, and finds what torchrun would give its process: `RANK`,
-        `WORLD_SIZE`, arguments, a `__main__` and random numbers of its own. Computes take virtual time by their bytes
-        and flops, operations what the model says of the cluster.
+        Each rank is a thread, and one of them runs at a time. A rank has everything that torchrun gives a process:
+        `RANK`, `WORLD_SIZE`, arguments, a `__main__` and random numbers of its own. Computes take virtual time by their
+        bytes and flops. Operations take the time that the model of the cluster predicts.
 
         Args:
             path: File of the program; relative to the test's file, or to the current folder.
-            args: Arguments of the program, a list such as `["--steps", "5"]`; a failing run that is made smaller may
-                have fewer steps.
-            package: Package of the file, for its relative imports.
-            check: Whether to raise if anything is wrong; else ask `run.verdict`.
-            setting: `ranks`, `cluster`, `seed`; `seeds` to try so many; `faults`, such as "die(rank=1, at=3)", or
-                kinds that seeds draw from, such as "die, late"; `steps`, which the program is given as `--steps`;
-                `timeout_s` (virtual) and `real_timeout_s`; `clock`, an `overlap.Virtual`; `allow`, kinds of verdicts
-                that are no failures.
+            args: Arguments of the program, a list such as `["--steps", "5"]`. The number of steps is reduced when a
+                failing run is made smaller.
+            package: Package of the file, for its relative imports; None: the file is in no package.
+            check: Whether to raise an error if anything is wrong; otherwise look at `run.verdict`.
+            setting: `ranks`, `cluster`, `seed`; `seeds`, the number of seeds to try; `faults`, such as
+                "die(rank=1, at=3)", or kinds that seeds draw from, such as "die, late"; `steps`, which the program gets
+                as `--steps`; `timeout_s` (virtual) and `real_timeout_s`; `clock`, an `overlap.Virtual`; `allow`, kinds
+                of verdicts that are no failures.
 
         Returns:
-            The run; of several seeds the first one, or the one without faults if seeds draw some; its `results`,
-            `same` and `equals` cover all of them. With `check=False` it is the first run that fails.
+            The run. Of several seeds, it is the run of the first one, or the run without faults if seeds draw faults;
+            `results`, `same` and `equals` cover all seeds. With `check=False` it is the first run that fails.
 
         Raises:
-            RanksFailed: If the program is wrong: with ranks, operations and lines, and the line that repeats it.
-            UsageError: For arguments that cannot be meant.
+            RanksFailed: If the program is wrong. The message has ranks, operations and lines, and the line that repeats
+                the run.
+            UsageError: If an argument is invalid.
         """
         __tracebackhide__ = True
         own = self._folder / path
         file, words = own if own.exists() else Path(path), _argument_texts(args)
         setting = {"steps": _parse_steps(words), **setting}
 
-        def run(chosen: Setting, line: str) -> Run:
+        def run_trial(trial: Setting) -> Run:
             from .programs import load_file
 
-            return load_file(file, _with_steps(words, chosen.steps), chosen, package).run(line)
+            arguments = _with_steps(words, trial.steps)
+            # The arguments already have the number of steps, so the setting in the line leaves it out.
+            repeat_line = self._repeating(path, arguments, replace(trial, steps=None))
+            return load_file(file, arguments, trial, package).run(repeat_line)
 
-        def line(chosen: Setting) -> str:
-            return self._repeating(path, _with_steps(words, chosen.steps), replace(chosen, steps=None))
-
-        return self._run_program(run, line, setting, check)
+        return self._run_program(run_trial, setting, check)
 
     def function(self, function: Callable[..., Any], *args: object, check: bool = True, **setting: Any) -> Run:
         """Call a function that uses `torch.distributed` on every rank; `run.results` has the returned values.
@@ -95,40 +96,36 @@ class Ranks:
         """
         __tracebackhide__ = True
 
-        def run(chosen: Setting, line: str) -> Run:
+        def run_trial(trial: Setting) -> Run:
             from .programs import wrap_function
 
-            return wrap_function(_with_steps_bound(function, chosen), args, chosen).run(line)
+            line = f"ranks.function({_call_text(function, args)}, {trial.arguments})"
+            return wrap_function(_with_steps_bound(function, trial), args, trial).run(line)
 
-        def line(chosen: Setting) -> str:
-            return f"ranks.function({_call_text(function, args)}, {chosen.arguments})"
-
-        return self._run_program(run, line, setting, check)
+        return self._run_program(run_trial, setting, check)
 
     def run(self, main: Callable[..., Awaitable[Any]], *args: object, check: bool = True, **setting: Any) -> Run:
         """Run `main(rank, *args)` on every rank, as `overlap.run` does, in virtual time. Otherwise like `program`."""
         __tracebackhide__ = True
-        chosen, seeds, kinds = _parse_async_setting({**self._defaults, **setting})
-        check_main(_with_steps_bound(main, chosen), args)
+        trials = _parse_async_trials({**self._defaults, **setting})
+        check_main(_with_steps_bound(main, trials.setting), args)
 
-        def run(setting: Setting, line: str) -> Run:
-            program = _with_steps_bound(main, setting)
-            return run_async(lambda rank: call_program(program, rank, args), setting, line)
+        def run_trial(trial: Setting) -> Run:
+            line = f"ranks.run({_call_text(main, args)}, {trial.arguments})"
+            program = _with_steps_bound(main, trial)
+            return run_async(lambda rank: call_program(program, rank, args), trial, line)
 
-        def line(setting: Setting) -> str:
-            return f"ranks.run({_call_text(main, args)}, {setting.arguments})"
-
-        return _run_seeds(run, line, chosen, seeds, kinds, check)
+        return _run_trials(run_trial, trials, check)
 
     def repeats(self, run: Callable[..., Run], *, seeds: int = 20) -> Answer:
         """Return whether a run has the same weights or results with each of many seeds.
 
         Args:
             run: Makes the run of one seed, such as `lambda seed: ranks.program("train.py", ranks=4, seed=seed)`.
-            seeds: How many.
+            seeds: Number of seeds, from 0 on.
 
         Raises:
-            UsageError: If `run` returns something else.
+            UsageError: `run` does not return a `Run`.
         """
         first = _run_of_seed(run, 0)
         for seed in range(1, seeds):
@@ -138,42 +135,47 @@ class Ranks:
                 return Answer(f"seed {seed}: {answer.problem}")
         return Answer()
 
-    def _run_program(
-        self,
-        run: Callable[[Setting, str], Run],
-        line: Callable[[Setting], str],
-        setting: Mapping[str, Any],
-        check: bool,
-    ) -> Run:
-        """Run a program of PyTorch with the seeds of a setting; arguments as for `_run_seeds`."""
+    def _run_program(self, run: Callable[[Setting], Run], setting: Mapping[str, Any], check: bool) -> Run:
+        """Run a program of PyTorch with the arguments of a test.
+
+        Args:
+            run: Runs the program with a setting.
+            setting: Arguments of the test, which override the defaults of this object.
+            check: Whether to raise if anything is wrong.
+
+        Raises:
+            UsageError: PyTorch is not installed, or an argument is invalid.
+        """
         __tracebackhide__ = True
-        chosen, seeds, kinds = parse_setting({**self._defaults, **setting})
+        trials = parse_trials({**self._defaults, **setting})
         try:
             import torch  # noqa: F401
         except ImportError:
-            raise UsageError(f"ranks: programs and functions need PyTorch: {install_command('torch')}") from None
-        return _run_seeds(run, line, chosen, seeds, kinds, check)
+            text = f"ranks.program and .function need PyTorch, which is not installed: {install_command('torch')}"
+            raise UsageError(f"{text}; async functions run without it") from None
+        return _run_trials(run, trials, check)
 
 
-def _parse_async_setting(values: Mapping[str, Any]) -> tuple[Setting, int, tuple[str, ...]]:
-    """Return what `parse_setting` does, for an async function, to which some kinds of faults do nothing."""
-    setting, seeds, kinds = parse_setting(dict(values))
-    check_async_kinds([*kinds, *(fault.kind for fault in setting.faults)])
-    return setting, seeds, kinds
+def _parse_async_trials(values: Mapping[str, Any]) -> Trials:
+    """Return the trials of an async function; refuse kinds of faults that do nothing to it with a UsageError."""
+    trials = parse_trials(values)
+    check_async_kinds([*trials.kinds, *(fault.kind for fault in trials.setting.faults)])
+    return trials
 
 
 def _program_call(path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> str:
+    """Return the line of a test that repeats the run of a program."""
     shown = f", args={args}" if args else ""
     return f'ranks.program("{path}"{shown}, {setting.arguments})'
 
 
 def _call_text(function: Callable[..., Any], args: Sequence[object]) -> str:
-    """Return a function and its arguments as a test writes them; long ones are cut short."""
+    """Return a function and its arguments as text, such as "main, 3, 'x'"; long arguments are cut short."""
     return ", ".join([getattr(function, "__name__", "function"), *map(reprlib.repr, args)])
 
 
 def _argument_texts(args: Sequence[str]) -> list[str]:
-    """Return a program's arguments as texts; refuse a single text, whose letters would be the arguments."""
+    """Return a program's arguments as a list of texts; refuse a single text, whose letters would be the arguments."""
     if isinstance(args, (str, bytes)):
         words = ", ".join(f'"{word}"' for word in os.fsdecode(args).split())
         raise UsageError(f"args: expected a list of words, got the text {args!r}; write args=[{words}]")
@@ -181,6 +183,7 @@ def _argument_texts(args: Sequence[str]) -> list[str]:
 
 
 def _parse_steps(args: Sequence[str]) -> int | None:
+    """Return the number after `--steps` among the arguments of a program, or None without one."""
     for index, argument in enumerate(args):
         name, _, value = argument.partition("=")
         steps = value or next(iter(args[index + 1 :]), "")
@@ -190,7 +193,7 @@ def _parse_steps(args: Sequence[str]) -> int | None:
 
 
 def _with_steps(args: Sequence[str], steps: int | None) -> list[str]:
-    """Return a program's arguments with another number of steps, which replaces the present number or is appended."""
+    """Return a program's arguments with another number after `--steps`, which is appended if it is missing."""
     before = _parse_steps(args)
     if steps is None or steps == before:
         return list(args)
@@ -204,7 +207,11 @@ _STEPS = "--steps"
 
 
 def _with_steps_bound(function: Callable[..., Any], setting: Setting) -> Callable[..., Any]:
-    """Return a function with its argument `steps` set, if the setting has a number of steps."""
+    """Return a function with its argument `steps` bound, if the setting has a number of steps.
+
+    Raises:
+        UsageError: The function has no argument `steps`.
+    """
     if setting.steps is None:
         return function
     parameters = signature(function).parameters
@@ -217,43 +224,34 @@ def _with_steps_bound(function: Callable[..., Any], setting: Setting) -> Callabl
     return partial(function, steps=setting.steps)
 
 
-def _run_seeds(
-    run_line: Callable[[Setting, str], Run],
-    line: Callable[[Setting], str],
-    setting: Setting,
-    seeds: int,
-    kinds: tuple[str, ...],
-    check: bool,
-) -> Run:
-    """Run a setting, with several seeds or faults if it asks for them, and return the run that the test gets.
+def _run_trials(run: Callable[[Setting], Run], trials: Trials, check: bool) -> Run:
+    """Run the trials of a test, and return the run that the test gets.
+
+    With `check=False`, that is the first run with a fault. Otherwise it is the run of the first seed; if one seed draws
+    faults, the run with these.
 
     Args:
-        run_line: Runs a setting; it takes the line that repeats this.
-        line: Returns the line of a test that repeats a setting.
-        setting: Setting of the first seed.
-        seeds: The number of seeds.
-        kinds: Kinds of faults that seeds draw from.
+        run: Runs a setting.
+        trials: The setting, the seeds, and the kinds of faults that seeds draw.
         check: Whether to raise if anything is wrong.
     """
     __tracebackhide__ = True
-
-    def make(chosen: Setting) -> Run:
-        return run_line(chosen, line(chosen))
-
-    if seeds > 1 or kinds:
-        runs = explore(make, setting, seeds=seeds, kinds=kinds, check=check)
-        happened, ended = sum(len(run.faults) for run in runs), sum(run.error is not None for run in runs)
-        summary = f"{happened} faults happened, and {ended} runs ended with the rank that was hit" if kinds else ""
-        wrong = (number for number, run in enumerate(runs) if not check and shows_fault(run))
-        chosen = runs.pop(next(wrong, 0 if seeds > 1 else -1))
-        return replace(chosen, others=runs if seeds > 1 else [], tried=summary)
-    run = make(setting)
-    if check and shows_fault(run):
-        run.check()
-    return run
+    if trials.seeds == 1 and not trials.kinds:
+        only = run(trials.setting)
+        if check and shows_fault(only):
+            only.check()
+        return only
+    runs, several = try_seeds(run, trials, check=check), trials.seeds > 1
+    happened, ended = sum(len(each.faults) for each in runs), sum(each.error is not None for each in runs)
+    summary = f"{happened} faults happened, and {ended} runs ended with the rank that was hit" if trials.kinds else ""
+    wrong = (number for number, each in enumerate(runs) if not check and shows_fault(each))
+    # Index 0 is the first seed. If a single seed draws faults, the run without faults comes first: take the last one.
+    chosen = runs.pop(next(wrong, 0 if several else -1))
+    return replace(chosen, others=runs if several else [], tried=summary)
 
 
 def _run_of_seed(run: Callable[..., Run], seed: int) -> Run:
+    """Return the run of a seed; refuse a function that returns no `Run`, with a UsageError."""
     run_of_seed: object = run(seed=seed)
     if not isinstance(run_of_seed, Run):
         expected = "repeats: expected a function that returns the run of a seed, as ranks.run does"
@@ -262,12 +260,13 @@ def _run_of_seed(run: Callable[..., Run], seed: int) -> Run:
 
 
 def _same_results(first: Run, other: Run) -> Answer:
+    """Compare the results of the programs of two runs, rank by rank."""
     for rank, (result, before) in enumerate(zip(other.returned, first.returned, strict=False)):
-        if not equal(result, before):
+        if not are_equal(result, before):
             return Answer(f"rank {rank} returned {result!r}, in the first run {before!r}")
-    return (
-        Answer() if len(other.returned) == len(first.returned) else Answer("one of the runs has no results: it failed")
-    )
+    if len(other.returned) != len(first.returned):
+        return Answer("one of the runs has no results: it failed")
+    return Answer()
 
 
 # -- the marker ------------------------------------------------------------------------------------------------------
@@ -284,32 +283,31 @@ def run_marked(
 
     Args:
         function: Test function.
-        fixtures: Its arguments but `rank`; the same objects on all ranks.
+        fixtures: Arguments of the function other than `rank`; the same objects on all ranks.
         settings: Arguments of the marker.
         takes_rank: Whether the function has an argument `rank`.
 
     Raises:
-        UsageError: If the marker cannot be meant.
-        RanksFailed: If the program is wrong. An exception of a rank is raised as it is, such as an assertion that
-            fails; but a `UsageError` of a rank is reported with its line.
+        UsageError: An argument of the marker is invalid, or the function has no argument `rank`.
+        RanksFailed: The program is wrong. But an exception of a rank, such as a failed assertion, is raised as it is,
+            unless it is a `UsageError`.
     """
     if not takes_rank:
         raise UsageError(f"ranks: the test function {function.__name__} should take `rank`, its place among the ranks")
-    setting, seeds, kinds = _parse_async_setting(settings)
-    _with_steps_bound(function, setting)
+    trials = _parse_async_trials(settings)
+    _with_steps_bound(function, trials.setting)
 
-    def run(chosen: Setting, line: str) -> Run:
+    def run(chosen: Setting) -> Run:
         steps = {} if chosen.steps is None else {"steps": chosen.steps}
+        line = f"@pytest.mark.ranks({chosen.arguments})"
         return run_async(lambda rank: function(rank=rank, **{**fixtures, **steps}), chosen, line)
 
-    def line(chosen: Setting) -> str:
-        return f"@pytest.mark.ranks({chosen.arguments})"
-
     try:
-        _run_seeds(run, line, setting, seeds, kinds, True)
+        _run_trials(run, trials, True)
     except RanksFailed as failure:
         own = failure.run.own_error
-        if own is None or isinstance(own, UsageError):  # which is shown without a traceback: the verdict has the line
+        # A UsageError is shown without a traceback: raise the verdict instead, which has the line.
+        if own is None or isinstance(own, UsageError):
             raise
         own.add_note(str(failure))
         raise own from None

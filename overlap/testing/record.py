@@ -1,8 +1,8 @@
-"""Record of a run: every operation that a rank has issued, in order, with the line that did it. Pure data."""
+"""Record of a run: every operation that a rank has issued, in order, with its line. Pure data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..waits.ends import CallRecord, End, EndState, RankView, Seen
@@ -11,7 +11,7 @@ from ..waits.wording import title
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One thing that is wrong."""
+    """A fault that was found in a run."""
 
     kind: str  # Such as "cycle": one of `waits.judge.Kind`, or a fault that a run survived
     text: str  # For people, with ranks, operations and lines
@@ -29,17 +29,17 @@ class Issue:
     rank: int
     index: int  # Its number among the operations of its rank
     call: CallRecord  # Its form is "" until its input exists; its site is "file.py:41"
-    seq: int  # Its number where its ends meet
+    seq: int  # Number of the operation under `call.key`, the same on all its ranks
     issued_ns: int
     ended_ns: int | None = None  # None: it never ended
     failed: bool = False
-    waited_ns: int | None = None  # When its program had waited for it; None: it never did
-    thread: int = 0  # Its rank's thread: 0 is the first one, others save checkpoints
-    lost: bool = False  # Whether a fault has stopped its rank before anybody heard of it
-    awaited: bool = False  # Whether its program waits for it, or has
-    ahead: bool = False  # Whether a strategy has issued it, as ahead of a use that may never come
+    waited_ns: int | None = None  # When the program's wait for it ended; None: the program never waited for it
+    thread: int = 0  # The rank's thread that issued it: 0 is the first one, others save checkpoints
+    lost: bool = False  # Whether a fault stopped the rank before other ranks received anything of it
+    awaited: bool = False  # Whether the program waits for it, or has waited
+    ahead: bool = False  # Whether a strategy has issued it in advance, for a use that may never happen
     randomness: str = ""  # Digest of the state of the rank's random numbers
-    dropped_by: str = ""  # Code of torch that has issued it and keeps nothing to wait for
+    dropped_by: str = ""  # Code of torch that has issued it and never waits for it
 
     @property
     def unfinished(self) -> bool:
@@ -48,8 +48,9 @@ class Issue:
 
     @property
     def end(self) -> End:
-        """The operation as an end for the judge of waits."""
-        state = EndState.FAILED if self.failed else EndState.WAITING if self.ended_ns is None else EndState.DONE
+        """The operation in the form that the judge of waits takes."""
+        state = EndState.WAITING if self.ended_ns is None else EndState.DONE
+        state = EndState.FAILED if self.failed else state
         return End(
             rank=self.rank, call=self.call, seq=self.seq, state=state, issued_ns=self.issued_ns, done_ns=self.ended_ns,
             awaited=self.awaited or None,
@@ -65,64 +66,64 @@ class Issue:
 class GroupCall:
     """A rank's call of `new_group`, for a group that it need not be in."""
 
-    rank: int
-    ranks: tuple[int, ...]
+    rank: int  # The rank that called
+    ranks: tuple[int, ...]  # Members of the group
     line: str
-    alone: bool = False  # Ranks outside of the group need not help
+    alone: bool = False  # Whether ranks outside of the group need not call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightRecord:
-    """Digests of a rank's weights after one update; part of a weight has its position in its name."""
+    """State of a rank's weights after one update."""
 
     rank: int
-    step: int
-    digests: dict[str, str]
-    without_gradient: tuple[str, ...] = ()
-    line: str = ""  # of the update
-    joins: int = 0  # number of contexts of uneven inputs that ended before; each restarts the count of updates
-    settings: tuple[dict[str, str], ...] = ()  # of the optimizer's groups of parameters, such as {"lr": "0.1"}
+    step: int  # Number of the update; 0: before the first one
+    digests: dict[str, str]  # By name of a weight; the name of a shard ends with its position, " [part 0, 1]"
+    without_gradient: tuple[str, ...] = ()  # Names of weights that had no gradient in the update
+    line: str = ""  # Line of the update
+    joins: int = 0  # Number of `Join` contexts (uneven inputs) that ended before; each restarts the count of updates
+    settings: tuple[dict[str, str], ...] = ()  # Settings of the optimizer's parameter groups, such as {"lr": "0.1"}
     randomness: str = ""  # Digest of the state of the rank's random numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touch:
-    """A tensor that a program has used while an operation was under way."""
+    """Use of a tensor by a program while an operation on its memory was under way."""
 
     rank: int
-    issue: Issue
-    line: str
+    issue: Issue  # The operation
+    line: str  # Line of the use
     how: str  # "read" or "written"
     by: str  # The function of PyTorch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A parameter, or part of one, that a rank holds."""
+    """A parameter, or a part of one, that a rank holds."""
 
     digest: str
     trained: bool
-    members: tuple[int, ...] = ()  # Ranks that hold the same, as far as PyTorch's objects say
+    members: tuple[int, ...] = ()  # Ranks that should hold the same, by PyTorch's placements and groups; (): unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstForward:
-    """Digests of a rank's weights, and of the input that meets one of them first."""
+    """A rank's weights at its first forward, and the first input that meets a weight."""
 
     rank: int
     line: str
-    weights: dict[str, Held]
-    digest: str  # of the input
-    members: tuple[int, ...] = ()  # Ranks to which PyTorch's objects say that the input is the same
-    parameter: str = ""  # that the input meets
+    weights: dict[str, Held]  # By name
+    digest: str  # Digest of the input
+    members: tuple[int, ...] = ()  # Ranks that should have the same input, by PyTorch's placements; (): unknown
+    parameter: str = ""  # Name of the parameter that the input meets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """An operation on parameters (broadcast) or gradients (all_reduce)."""
+    """An operation on parameters (broadcast) or their gradients (all_reduce)."""
 
     issue: Issue
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # Names of the parameters
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,47 +137,45 @@ class Record:
     touches: list[Touch] = field(default_factory=list)
     first_forwards: list[FirstForward] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)  # Up to the first update
-    activations: dict[tuple[tuple[int, ...], str], None] = field(
-        default_factory=dict
-    )  # Ranks that add up, and the line
-    troubles: dict[int, BaseException] = field(default_factory=dict)  # Last error of an operation that a rank was given
+    activations: dict[tuple[tuple[int, ...], str], None] = field(default_factory=dict)  # (ranks that add up, line)
+    troubles: dict[int, BaseException] = field(default_factory=dict)  # By rank: last error of one of its operations
     stopped: set[int] = field(default_factory=set)  # Ranks that a fault has stopped
-    left: dict[int, str] = field(default_factory=dict)  # Ranks whose program has ended, and how: "" is well
-    places: dict[int, str] = field(default_factory=dict)  # Lines at which ranks stood when the run was ended
-    leaks: list[tuple[int, str, str]] = field(default_factory=list)  # The rank, what it has left, the line if known
-    late_files: dict[int, str] = field(default_factory=dict)  # Who writes the file that a rank has missed
-    peak_bytes: dict[int, int] = field(default_factory=dict)  # Memory of tensors, by rank
+    left: dict[int, str] = field(default_factory=dict)  # By rank whose program has ended: how, "" if without error
+    places: dict[int, str] = field(default_factory=dict)  # By unfinished rank: its line when the run was ended
+    leaks: list[tuple[int, str, str]] = field(default_factory=list)  # (rank, clause on what it left, line or "")
+    late_files: dict[int, str] = field(default_factory=dict)  # By rank that missed a file: clause on its writer
+    peak_bytes: dict[int, int] = field(default_factory=dict)  # By rank: largest memory of tensors at a time
 
-    def of(self, rank: int) -> list[Issue]:
+    def issues_of(self, rank: int) -> list[Issue]:
         """Return the operations of a rank, in order."""
         return [issue for issue in self.issues if issue.rank == rank]
 
     def views(self, stopped: Seen = Seen.LEFT) -> list[RankView]:
-        """Return the views of all ranks, for the judge of waits; `stopped` are ranks that a fault has stopped."""
+        """Return the views of all ranks, for the judge of waits.
+
+        Args:
+            stopped: State to give to ranks that a fault has stopped.
+        """
         everyone = tuple(range(self.size))
         ends: dict[int, list[End]] = {rank: [] for rank in everyone}
         for issue in self.issues:
             if not issue.lost:
                 ends[issue.rank].append(issue.end)
-        return [
-            RankView(
-                rank=rank,
-                seen=stopped if rank in self.stopped else Seen.LEFT if self._has_left(ends[rank], rank) else Seen.WAITS,
-                ends=tuple(ends[rank]),
-                site=self.places.get(rank, ""),
-                how=self.left.get(rank, ""),
-            )
-            for rank in everyone
-        ]
-
-    def _has_left(self, ends: Sequence[End], rank: int) -> bool:
-        """Whether a rank's program has ended, and its tasks wait for no operation."""
-        return rank in self.left and (bool(self.left[rank]) or all(end.state is EndState.DONE for end in ends))
+        views = []
+        for rank in everyone:
+            seen, how, site = Seen.WAITS, self.left.get(rank, ""), self.places.get(rank, "")
+            if rank in self.stopped:
+                seen = stopped
+            elif rank in self.left and (how or all(end.state is EndState.DONE for end in ends[rank])):
+                seen = Seen.LEFT  # its program has ended, and its tasks wait for no operation
+            views.append(RankView(rank=rank, seen=seen, ends=tuple(ends[rank]), site=site, how=how))
+        return views
 
     def lines(self) -> Iterator[str]:
         """Yield the trace: one line for each operation, in order; the same seed gives the same text."""
         for issue in self.issues:
-            ended = "never" if issue.ended_ns is None else "failed" if issue.failed else f"{issue.ended_ns}"
+            outcome = "failed" if issue.failed else f"{issue.ended_ns}"
+            ended = "never" if issue.ended_ns is None else outcome
             call = issue.call
             what = f"{call.name or ('send/recv' if call.is_message else call.op)}({call.form})"
             yield f"{issue.issued_ns} rank {issue.rank} {issue.title} {what} {call.nbytes} B -> {ended}"

@@ -13,27 +13,31 @@ from torch import nn
 
 from ..torch.operations import frame_line, users_frame
 from .record import FirstForward, Held, Issue, Record, Transfer
-from .tensor_parts import Part, digest, local_tensor, same_ranks
+from .tensor_parts import Part, digest, local_tensor, ranks_with_same_part
 
 
 class RoleWatch:
-    """Roles of one rank; `wrapped` has the ranks that share a parameter, by its identity.
+    """Watch of one rank's tensors up to its first update: which are weights, inputs, gradients or activations.
+
+    Attributes:
+        over: Whether the first update has been made.
+        wrapped: By id of a parameter, the ranks that share it by DistributedDataParallel.
 
     Args:
-        record: What tests know of the run.
+        rank: The rank.
+        record: The record of the run.
         labelled: Returns the parameters of all models by name.
     """
 
     def __init__(self, rank: int, record: Record, labelled: Callable[[], dict[str, torch.Tensor]]) -> None:
         self._rank, self._record, self._labelled = rank, record, labelled
-        self._weights: dict[int, weakref.ref[nn.Parameter]] = {}  # arguments of functions, by their memory
-        self._leading: tuple[int, ...] = ()  # the first dims of the first input, which are not features
-        self._memory: dict[
-            tuple[str, int], str
-        ] = {}  # names of parameters: by "all_reduce" and their gradient's address
+        self._weights: dict[int, weakref.ref[nn.Parameter]] = {}  # parameters seen as arguments, by their storage
+        self._leading: tuple[int, ...] = ()  # shape of the first input without features: batch, sequence
+        # Names of parameters, by ("broadcast", address of the parameter) and ("all_reduce", address of its gradient).
+        self._memory: dict[tuple[str, int], str] = {}
         self._sizes: dict[str, int] = {}  # bytes of parameters by name
-        self._names: list[str] = []  # of the operation that is about to be issued
-        self.over: bool = False  # after the first update
+        self._names: list[str] = []  # parameters of the operation that is about to be issued
+        self.over: bool = False
         self.wrapped: dict[int, tuple[int, ...]] = {}
 
     def wrap(self, model: nn.Module, group: dist.ProcessGroup) -> None:
@@ -42,15 +46,20 @@ class RoleWatch:
         self.wrapped.update((id(parameter), ranks) for parameter in model.parameters())
 
     def is_first_forward(self, func: Any, tensors: Iterable[Any]) -> bool:
-        """Record the first function in which data meets a trained parameter; return whether `func` is that function."""
+        """Whether this is the first function in which data meets a trained parameter. If so, record a `FirstForward`.
+
+        Args:
+            func: The function of torch.
+            tensors: Tensors among its arguments.
+        """
         if not torch.is_grad_enabled() or func._schema.is_mutable:
             return False
         weight, data = None, []
         for tensor in tensors:
             memory = local_tensor(tensor)
             if type(memory) not in (torch.Tensor, nn.Parameter) or memory.layout is not torch.strided:
-                return False  # such as the fake tensors of the compiler
-            key = _memory(memory)
+                return False  # such as a fake tensor of the compiler
+            key = _storage(memory)
             if isinstance(tensor, nn.Parameter):
                 self._weights[key] = weakref.ref(tensor)
             if (known := self._weights.get(key)) is None or known() is None:
@@ -66,23 +75,29 @@ class RoleWatch:
         weights = {
             name: Held(
                 digest=digest(local_tensor(parameter)), trained=parameter.requires_grad,
-                members=self.wrapped.get(id(parameter)) or same_ranks(parameter),
+                members=self.wrapped.get(id(parameter)) or ranks_with_same_part(parameter),
             )
             for name, parameter in labelled.items()
         }  # fmt: skip
         self._record.first_forwards.append(
             FirstForward(
                 rank=self._rank, line=frame_line(users_frame()), weights=weights,
-                digest=digest(local_tensor(largest)), members=same_ranks(largest),
-                parameter=next((name for name, each in labelled.items() if _memory(each) == _memory(weight)), ""),
+                digest=digest(local_tensor(largest)), members=ranks_with_same_part(largest),
+                parameter=next((name for name, each in labelled.items() if _storage(each) == _storage(weight)), ""),
             )
         )  # fmt: skip
         return True
 
     def before_operation(self, op: str, tensor: torch.Tensor, members: Iterable[int]) -> None:
-        """Record the parameter, or the gradients, in the memory of an operation, alone or copied one after another.
+        """Find the parameters that an operation broadcasts, or whose gradients it reduces, for `operation_issued`.
 
-        And note ranks that add up a tensor with the leading dims of the first input: an activation.
+        The tensor is one of them, or a flat tensor with copies of several gradients. If its first dims are those of the
+        first input, it is an activation, and its ranks are recorded.
+
+        Args:
+            op: "all_reduce" or "broadcast".
+            tensor: Tensor of the operation.
+            members: Ranks of its group.
         """
         self._names = []
         if self.over:
@@ -99,13 +114,13 @@ class RoleWatch:
                 self._names = self._gradients_copied_to(tensor)
 
     def operation_issued(self, issue: Issue) -> None:
-        """Record the operation of `before_operation`."""
+        """Record an operation with the parameters that `before_operation` has found, if there are any."""
         if self._names:
             self._record.transfers.append(Transfer(issue=issue, names=tuple(self._names)))
             self._names = []
 
     def _find_memory(self) -> Iterator[tuple[tuple[str, int], str]]:
-        """Yield the address of each parameter and of its gradient, with its name."""
+        """Yield ((op, address), name) for each parameter and its gradient, as `_memory` has them."""
         for name, parameter in self._labelled().items():
             for op, tensor in (("broadcast", parameter), ("all_reduce", parameter.grad)):
                 part = None if tensor is None else Part.of(tensor)
@@ -125,5 +140,6 @@ class RoleWatch:
         return names
 
 
-def _memory(tensor: torch.Tensor) -> int:
+def _storage(tensor: torch.Tensor) -> int:
+    """Return a number for the memory of a tensor, the same for all views of it while it lives."""
     return int(local_tensor(tensor).untyped_storage()._cdata)

@@ -1,7 +1,7 @@
-"""Roles of ranks: which ranks hold the same parameter, and which should see the same input. Pure, but for `RoleWatch`.
+"""Roles of ranks: which ranks should hold the same parameters, and which should have the same input. Pure.
 
-Nothing is declared: placements of DTensors, the groups of DistributedDataParallel, and the groups over which gradients
-and activations are added up say it. Where they do not, nothing is checked.
+Programs declare no roles. They follow from placements of DTensors, groups of DistributedDataParallel, and the groups
+over which gradients and activations are added up. Where these show nothing, nothing is checked.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from .record import FirstForward, Record, Transfer, Verdict
 
 
 def check_first_forward(record: Record) -> Verdict | None:
-    """Find parameters and inputs that ranks must share, and that differ at the first forward."""
+    """Return the first verdict on parameters or inputs that ranks should share, and that differ at the first forward.
+
+    None if there is no difference.
+    """
     firsts = {first.rank: first for first in record.first_forwards}
-    for check in (_check_broadcasts, _check_weights, _check_reductions, _check_inputs):
-        for verdict in check(record, firsts):
-            return verdict
-    return None
+    checks = (_check_broadcasts, _check_weights, _check_reductions, _check_inputs)
+    return next((verdict for check in checks for verdict in check(record, firsts)), None)
 
 
 def _transfers_by_operation(record: Record, op: str) -> Iterator[list[Transfer]]:
-    """Yield for each operation `op` on parameters or their gradients the transfers of all its ranks."""
+    """Yield, for each operation of kind `op`, the transfers of its ranks."""
     met: dict[tuple[str, int], list[Transfer]] = {}
     for transfer in record.transfers:
         if transfer.issue.call.op == op:
@@ -32,7 +33,7 @@ def _transfers_by_operation(record: Record, op: str) -> Iterator[list[Transfer]]
 
 
 def _check_broadcasts(record: Record, firsts: dict[int, FirstForward]) -> Iterator[Verdict]:
-    """Find ranks that broadcast the same parameters in different orders."""
+    """Yield verdicts on ranks that broadcast the same parameters in different orders."""
     sent = {(each.issue.rank, each.names[0]) for each in record.transfers if each.issue.call.op == "broadcast"}
     for transfers in _transfers_by_operation(record, "broadcast"):
         first, *others = sorted(transfers, key=lambda transfer: transfer.issue.rank)
@@ -47,9 +48,9 @@ def _check_broadcasts(record: Record, firsts: dict[int, FirstForward]) -> Iterat
 
 
 def _check_weights(record: Record, firsts: dict[int, FirstForward]) -> Iterator[Verdict]:
-    """Find parameters that ranks should hold alike, and that differ, or that only some of them train.
+    """Yield verdicts on parameters that ranks should share, and that differ, or that only some of the ranks train.
 
-    Placements or DistributedDataParallel require equal parameters, or all ranks have one and the same model.
+    Ranks should share a parameter by placements or DistributedDataParallel, or if all models are equal.
     """
     models = [{name: weight.digest for name, weight in first.weights.items()} for first in firsts.values()]
     everyone = range(record.size) if len(firsts) == record.size and all(model == models[0] for model in models) else ()
@@ -72,7 +73,7 @@ def _check_weights(record: Record, firsts: dict[int, FirstForward]) -> Iterator[
 
 
 def _check_reductions(record: Record, firsts: dict[int, FirstForward]) -> Iterator[Verdict]:
-    """Find gradients that were added up over ranks that hold different values of their parameter."""
+    """Yield verdicts on gradients that were added up over ranks with different values of the parameter."""
     for transfers in _transfers_by_operation(record, "all_reduce"):
         ranks = [transfer.issue.rank for transfer in transfers]
         if any(rank not in firsts for rank in ranks):
@@ -92,7 +93,13 @@ def _check_reductions(record: Record, firsts: dict[int, FirstForward]) -> Iterat
 
 
 def _holders_clause(firsts: dict[int, FirstForward], name: str, digests: dict[int, str]) -> str:
-    """Return "ranks ... hold the same as rank R" for a value that ranks outside of `digests` hold too; "" if none."""
+    """Return "ranks ... hold the same as rank R" if ranks outside of `digests` hold the value of rank R; otherwise "".
+
+    Args:
+        firsts: The first forward of each rank.
+        name: Name of the parameter.
+        digests: By rank that reduced the gradient, the digest of its value of the parameter.
+    """
     for rank, digest in digests.items():
         same = [rank for rank, first in firsts.items() if (held := first.weights.get(name)) and held.digest == digest]
         if not set(same) <= set(digests):
@@ -101,7 +108,7 @@ def _holders_clause(firsts: dict[int, FirstForward], name: str, digests: dict[in
 
 
 def _check_inputs(record: Record, firsts: dict[int, FirstForward]) -> Iterator[Verdict]:
-    """Find inputs that differ between the ranks of a tensor-parallel group."""
+    """Yield verdicts on inputs that differ between the ranks of a tensor-parallel group."""
     groups = [(first.members, "declare it as replicated", first.line) for first in firsts.values() if first.members]
     for members, line in record.activations:
         if _hold_different_weights(record, firsts, members):
@@ -123,7 +130,13 @@ def _check_inputs(record: Record, firsts: dict[int, FirstForward]) -> Iterator[V
 
 
 def _hold_different_weights(record: Record, firsts: dict[int, FirstForward], members: tuple[int, ...]) -> bool:
-    """Whether ranks hold different values of a parameter whose gradients are never summed over all of them."""
+    """Whether ranks hold different values of a parameter whose gradients are never summed over all of them.
+
+    Args:
+        record: The record of the run.
+        firsts: The first forward of each rank.
+        members: The ranks. If one of them has no first forward, the result is False.
+    """
     if any(rank not in firsts for rank in members):
         return False
     summed_names = {name for transfer in record.transfers if set(members) <= set(transfer.issue.call.members)

@@ -1,4 +1,4 @@
-"""Run: the result of many ranks in one process, and the questions that a test asks it."""
+"""Run: the result of a program with many ranks in one process, and the questions that a test can ask."""
 
 from __future__ import annotations
 
@@ -34,31 +34,38 @@ class RanksFailed(AssertionError):
     """A run failed; the message has the fault of the program, and the line that repeats the run.
 
     Args:
+        run: The run.
+        verdict: The fault.
         more: Further lines of the message.
 
     Attributes:
         run: The run.
-        verdict: What is wrong.
+        verdict: The fault.
     """
 
-    run: Run
-    verdict: Verdict
-
     def __init__(self, run: Run, verdict: Verdict, *, more: str = "") -> None:
-        self.run, self.verdict = run, verdict
+        self.run: Run = run
+        self.verdict: Verdict = verdict
         warned = [f"{named_ranks(ranks)} warned: {text.partition(chr(10))[0]}" for text, ranks in run.warnings.items()]
         parts = [*warned, str(verdict), more, _output_lines(run, verdict), f"repeat: {run.line}"]
         super().__init__("\n".join(filter(None, parts)))
 
 
 class Answer:
-    """Answer to a question of a test: false if it has a problem, which is text for people."""
+    """Answer to a question of a test: true if there is no problem.
+
+    Attributes:
+        why: The problem, like `problem`; but reading it does not count as evaluating the answer.
+
+    Args:
+        problem: The problem as text; "": none.
+    """
 
     __slots__ = ("why",)
     _unasked: ClassVar[list[Answer] | None] = None
 
     def __init__(self, problem: str = "") -> None:
-        self.why: str = problem  # to read it is not to ask
+        self.why: str = problem
         if problem and Answer._unasked is not None:
             Answer._unasked.append(self)
 
@@ -70,7 +77,7 @@ class Answer:
 
     @property
     def problem(self) -> str:
-        """Problem in words; "" if there is none."""
+        """The problem as text, or "" if there is none. Reading it counts as evaluating the answer, see `unasked`."""
         if Answer._unasked is not None:
             Answer._unasked[:] = [answer for answer in Answer._unasked if answer is not self]
         return self.why
@@ -78,7 +85,11 @@ class Answer:
     @classmethod
     @contextmanager
     def unasked(cls) -> Iterator[list[Answer]]:
-        """Yield the list of negative answers of a block that no test has evaluated."""
+        """Collect, during a `with` block, the answers with a problem that the test has not evaluated.
+
+        Yields:
+            The list of these answers, which changes as answers are made and evaluated.
+        """
         before, cls._unasked = cls._unasked, []
         try:
             yield cls._unasked
@@ -90,26 +101,26 @@ class Answer:
 class Run:
     """The result of a run, or of the first of several seeds.
 
-    Of several seeds, `results`, `same` and `equals` speak of all. What is measured (times, bytes, the trace, the
-    timeline) and the weights are those of this one.
+    Of several seeds, `results`, `same` and `equals` cover all runs. Measures (times, bytes, the trace, the timeline)
+    and weights are those of this run.
 
     Attributes:
-        size: How many ranks there were.
-        seed: Decided the order of the ranks and their speeds; 0 is none.
-        faults: Those that have happened.
-        returned: What the programs of this run have returned, by rank; empty if it failed.
+        size: Number of ranks.
+        seed: Seed of the order of the ranks and of their speeds; 0: no seed.
+        faults: The faults that have happened.
+        returned: Results of the programs of this run, by rank; empty if the run failed.
         others: The runs of the other seeds.
-        verdicts: What is wrong, the cause first; empty if all is well.
+        verdicts: The faults found in the program, the cause first; empty if there are none.
         record: Every operation of every rank.
         spans: Returns the timeline.
-        output: What each rank has printed.
-        warnings: The ranks that have shown each warning.
+        output: Printed text of each rank.
+        warnings: For each warning, the ranks that have shown it.
         weights: The weights of each rank at the end, by name.
-        error: The exception that ended the run, if one did.
-        line: The line that repeats it in a test.
-        tried: What the faults of several seeds have done, in words.
-        as_one: What was compared with what, in words, where gradients were compared with those of one rank.
-        folder: Working directory of a program; it is removed with the run. None: the current folder.
+        error: The exception that ended the run; None: no exception did.
+        line: The line that repeats the run in a test.
+        tried: Effects of the faults of several seeds, in words.
+        as_one: Runs whose gradients were compared, in words, if gradients were compared with those of one rank.
+        folder: Working directory of a program, which is removed with the run; None: the current folder.
     """
 
     size: int
@@ -134,7 +145,7 @@ class Run:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Cause of the failure; None if all is well."""
+        """Cause of the failure, or None if all is well."""
         return self.verdicts[0] if self.verdicts else None
 
     def check(self) -> None:
@@ -143,12 +154,12 @@ class Run:
         if self.verdicts:
             more = "\n".join(f"also {verdict}" for verdict in self.verdicts[1:])
             own = self.own_error
-            # errors of ours say all, with the line of the program
+            # An error of overlap says everything, with the line of the program: no cause is shown.
             raise RanksFailed(self, self.verdicts[0], more=more) from None if isinstance(own, OverlapError) else own
 
     @property
     def own_error(self) -> BaseException | None:
-        """The exception that a rank's own program has raised, if that ended the run."""
+        """The exception of a rank's program that ended the run; None if there was none, or another reason."""
         own = self.verdicts and self.verdicts[0].kind == "crash"
         return self.error.__cause__ if own and self.error is not None else None
 
@@ -156,7 +167,7 @@ class Run:
 
     @property
     def runs(self) -> list[Run]:
-        """Run of each seed that no fault ended, this one first, each as a run of one seed."""
+        """This run, and the runs of other seeds that did not end with an error, each as a run of one seed."""
         return [replace(self, others=[]), *(other for other in self.others if other.error is None)]
 
     @property
@@ -164,11 +175,11 @@ class Run:
         """The results of the programs, by rank; empty if the run failed.
 
         Raises:
-            UsageError: If seeds differ in it: `runs` has the run of each.
+            UsageError: The results differ between seeds. `runs` has the run of each seed.
         """
         __tracebackhide__ = True
         for other in self.runs[1:]:
-            if not equal(other.returned, self.returned):
+            if not are_equal(other.returned, self.returned):
                 raise UsageError(
                     f"results: seed {other.seed} returned {reprlib.repr(other.returned)}, seed {self.seed} "
                     f"{reprlib.repr(self.returned)}; where seeds may differ, look at the results of each of run.runs\n"
@@ -177,7 +188,7 @@ class Run:
         return self.returned
 
     def _first_problem(self, ask: Callable[[Run], Answer]) -> Answer:
-        """Ask a question of the run of each seed; return the first answer with a problem, and the seed."""
+        """Ask a question of the run of each seed; return the first problem, with its seed, or an answer without one."""
         for run in self.runs:
             if why := ask(run).problem:
                 return Answer(f"seed {run.seed}: {why}\nrepeat: {run.line}" if self.others else why)
@@ -187,8 +198,8 @@ class Run:
         """Return whether all ranks have the same weights at the end, bit by bit, or the same results.
 
         Args:
-            what: "model weights"; "model weights after each update", which ranks that average their weights now and
-                then do not have; or "results" for the values that the programs return.
+            what: "model weights", at the end; "model weights after each update", for ranks that are never different in
+                between; or "results", the values that the programs return.
         """
         comparisons = {
             "model weights": Run._same_weights,
@@ -205,7 +216,7 @@ class Run:
         return self._same_weights() if differing is None else Answer(str(differing))
 
     def _same_weights(self) -> Answer:
-        """Compare the weights of all ranks at the end; a difference is that of the update since which they differ."""
+        """Compare the weights of all ranks at the end; the problem names the update since which they differ."""
         if not any(self.weights):
             return Answer(
                 "no rank has made a model of PyTorch; of async functions, same('results') compares what they return"
@@ -233,15 +244,18 @@ class Run:
         return Answer()
 
     def _same_results(self) -> Answer:
+        """Compare what the programs of all ranks have returned."""
         for rank, result in enumerate(self.returned):
-            if not equal(result, self.returned[0]):
+            if not are_equal(result, self.returned[0]):
                 return Answer(f"rank {rank} returned {result!r}, rank 0 {self.returned[0]!r}")
         return Answer() if self.returned else Answer("the run has no results: it failed")
 
     def equals(self, other: Run, *, bound: float = 0.0) -> Answer:
-        """Return whether this run ends with the weights of another one, such as a run on one rank or in another layout.
+        """Return whether two runs end with the same weights, such as runs with one rank and with many.
 
-        `bound` is the largest absolute difference of two elements; 0 means bit by bit.
+        Args:
+            other: The other run.
+            bound: Largest allowed difference of two elements; 0: they must be equal bit by bit.
         """
         return self._first_problem(lambda run: run._compare_weights(other, bound))
 
@@ -264,7 +278,7 @@ class Run:
         return Answer()
 
     def restores(self, path: str | os.PathLike[str]) -> Answer:
-        """Return whether a checkpoint that the program has written can be read again, whole.
+        """Return whether a checkpoint that the program has written is complete and can be read.
 
         Args:
             path: A file of `torch.save`, or a folder of `torch.distributed.checkpoint`; relative to the working
@@ -276,12 +290,12 @@ class Run:
 
     @cached_property
     def timeline(self) -> Timeline | None:
-        """Every span in virtual time."""
+        """The timeline of the run in virtual time; None if no spans were recorded."""
         return None if self.spans is None else self.spans()
 
     @cached_property
     def exposed(self) -> float:
-        """Share of the ranks' time, from 0 to 1, in which they communicated and did not compute."""
+        """Part of the ranks' time, from 0 to 1, in which they communicated and did not compute."""
         if self.timeline is None:
             return 0.0
         parts = breakdowns(self.timeline)
@@ -296,7 +310,7 @@ class Run:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that the rank with the most has passed to operations."""
+        """Bytes that a rank has passed to operations, receives excepted; of the rank with the most."""
         sent = [0] * self.size
         for issue in self.record.issues:
             sent[issue.rank] += issue.call.nbytes if issue.call.op != "recv" else 0
@@ -304,7 +318,7 @@ class Run:
 
     @property
     def peak_bytes(self) -> int:
-        """Peak memory of tensors made by PyTorch's functions, of the rank with the most."""
+        """Largest memory of a rank's tensors at a time, in bytes; of the rank with the most."""
         return max(self.record.peak_bytes.values(), default=0)
 
     @property
@@ -313,9 +327,9 @@ class Run:
         return "".join(f"{line}\n" for line in self.record.lines())
 
     def matches(self, golden: str | os.PathLike[str]) -> Answer:
-        """Return whether the trace is that of a file; a file that does not exist is written.
+        """Return whether the trace is equal to the text of a file; if the file does not exist, write it.
 
-        To write it anew, remove it, or set OVERLAP_GOLDEN=write.
+        To write the file again, remove it, or set OVERLAP_GOLDEN=write.
         """
         path = Path(golden)
         if not path.exists() or os.environ.get("OVERLAP_GOLDEN") == "write":
@@ -329,21 +343,21 @@ class Run:
         return Answer("the trace differs:\n" + "\n".join([*lines[:_SHOWN], *more]))
 
 
-def equal(a: Any, b: Any) -> bool:
-    """Return whether two results have equal values; NaN equals NaN in arrays, and a list a tuple of equal items."""
+def are_equal(a: Any, b: Any) -> bool:
+    """Whether two results have equal values. In arrays NaN equals NaN; a list equals a tuple of equal items."""
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return bool(np.array_equal(a, b, equal_nan=np.asarray(a).dtype.kind in "fc"))
     if hasattr(a, "equal") and hasattr(b, "equal"):  # tensors
         return bool(a.equal(b))
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(map(equal, a, b))
+        return len(a) == len(b) and all(map(are_equal, a, b))
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(are_equal(a[key], b[key]) for key in a)
     return bool(a == b)
 
 
 def _describe_difference(a: Weight, b: Weight) -> str:
-    """Describe where two arrays differ: shapes, or the number of elements and the first of them."""
+    """Return the difference of two arrays as text: their shapes, or the number of different elements and the first."""
     if a.shape != b.shape:
         return f"shapes {a.shape} and {b.shape}"
     positions = np.flatnonzero(a.reshape(-1) != b.reshape(-1))
@@ -354,7 +368,10 @@ def _describe_difference(a: Weight, b: Weight) -> str:
 
 
 def whole_weights(ranks: Sequence[Mapping[str, Weight]]) -> dict[str, Weight]:
-    """Return the weights of a run, each from the first rank that has it, with parts joined along their first axis."""
+    """Return the whole weights of a run by name: from the first rank that has them, with shards joined on axis 0.
+
+    Shards "w [part 0]" and "w [part 1]" give "w". A prefix "module." of the name is removed.
+    """
     parts_by_name: dict[str, dict[str, Weight]] = {}
     for weights in ranks:
         for name, value in weights.items():
@@ -368,7 +385,7 @@ def whole_weights(ranks: Sequence[Mapping[str, Weight]]) -> dict[str, Weight]:
 
 
 def _output_lines(run: Run, verdict: Verdict) -> str:
-    """Return the last lines that the ranks at fault have printed, without warnings."""
+    """Return the last lines that the first two ranks of a verdict have printed, without warnings."""
     shown = []
     warned = {line for text in run.warnings for line in text.splitlines()}
     for rank in verdict.ranks[:2]:

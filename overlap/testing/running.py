@@ -1,11 +1,11 @@
-"""Runs: async rank functions and plain programs become a `Run`; seeds are tried, and a failing one is made smaller."""
+"""Running a setting in a test: limits, seeds that are tried, and a failing setting that is made smaller."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import c_ulong, py_object, pythonapi
 from dataclasses import dataclass, field, fields, replace
@@ -38,7 +38,7 @@ _REAL_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The setting of a run."""
+    """The setting of a run: ranks, machine, disturbances and limits."""
 
     ranks: int | None = None  # Default: the ranks of the cluster, or 2
     cluster: str | topology.Cluster = "local"  # The machine whose wires carry the bytes
@@ -46,7 +46,7 @@ class Setting:
     faults: tuple[Fault, ...] = ()
     steps: int | None = None  # Argument `--steps` of a program, or the argument `steps` of a function
     timeout_s: float | None = 1e5  # Limit in virtual time
-    real_timeout_s: float = _REAL_TIMEOUT_S  # Limit in real time, without delays, of a rank's turn
+    real_timeout_s: float = _REAL_TIMEOUT_S  # Limit of a rank's turn in real time, less delays of this process
     clock: Virtual = field(default_factory=Virtual)  # Assumptions of virtual time
     allow: tuple[str, ...] = ()  # Kinds of verdicts that are no failures
     as_one: bool = False  # Whether gradients are compared with those of one rank; of programs of PyTorch only
@@ -67,16 +67,14 @@ class Setting:
 
     @property
     def arguments(self) -> str:
-        """Arguments of a test that repeat this setting."""
+        """The arguments with which a test repeats this setting, such as "ranks=4, seed=3"."""
         parts = [f"ranks={self.ranks}"] if self.ranks is not None else []
         parts += [f"cluster={self.cluster!r}"] if self.cluster != "local" else []
         parts += [f"seed={self.seed}"] if self.seed else []
         parts += [f'faults="{", ".join(map(str, self.faults))}"'] if self.faults else []
-        assumptions = [
-            f"{field.name}={getattr(self.clock, field.name)!r}"
-            for field in fields(Virtual)
-            if getattr(self.clock, field.name) != getattr(Virtual(), field.name)
-        ]
+        names, usual = [field.name for field in fields(Virtual)], Virtual()
+        values = {name: getattr(self.clock, name) for name in names}
+        assumptions = [f"{name}={value!r}" for name, value in values.items() if value != getattr(usual, name)]
         parts += [f"clock=overlap.Virtual({', '.join(assumptions)})"] if assumptions else []
         parts += [f"steps={self.steps}"] if self.steps is not None else []
         parts += ["as_one=True"] if self.as_one else []
@@ -84,11 +82,20 @@ class Setting:
         return ", ".join(parts)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trials:
+    """The runs that a test asks for: a setting with one or several seeds."""
+
+    setting: Setting  # With the first seed
+    seeds: int = 1  # Number of successive seeds
+    kinds: tuple[str, ...] = ()  # Kinds of faults that each seed draws; (): none
+
+
 def check_memory(ranks: int) -> None:
     """Refuse more ranks than this machine has memory for; the UsageError has both figures."""
     try:
         free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):  # not every system tells
+    except (ValueError, OSError, AttributeError):  # this system does not report free memory
         return
     if ranks * _RANK_BYTES > free_bytes:
         raise UsageError(
@@ -98,13 +105,19 @@ def check_memory(ranks: int) -> None:
 
 
 def run_async(main: Callable[[Rank], Awaitable[Any]], setting: Setting, line: str) -> Run:
-    """Run an async function on every rank, in virtual time; `line` repeats the run in a test."""
+    """Run an async function on every rank, in virtual time.
+
+    Args:
+        main: The function.
+        setting: Options of the run.
+        line: The line that repeats the run in a test.
+    """
 
     def wrap(clock: TestedBackend, world: World) -> Callable[..., Awaitable[Any]]:
-        """Return the async function of a rank, which notes at its end that the rank has left."""
+        """Return the function that runs each rank, and records that its program has ended."""
 
         async def main_and_record(rank: Rank) -> Any:
-            """Run the program of a rank, and note its end and its unfinished operations."""
+            """Run the program of a rank, and record its end and its unfinished operations."""
             result = await main(rank)
             clock.record.left[rank.rank] = ""
             clock.injector.record_unfinished(rank.rank, sends=False)
@@ -120,7 +133,12 @@ def run_async(main: Callable[[Rank], Awaitable[Any]], setting: Setting, line: st
 
 
 def run_world(setting: Setting, wrap: Callable[[TestedBackend, World], Callable[..., Awaitable[Any]]]) -> WorldResult:
-    """Run a world of ranks, within its limits of virtual and of real time."""
+    """Run a world of ranks, within its limits of virtual and of real time.
+
+    Args:
+        setting: Options of the run.
+        wrap: Makes the async function that runs each rank, from the backend and the world.
+    """
     placed = find_cluster(setting.cluster, setting.ranks)
     record = Record(size=setting.ranks or placed.world_size)
     clock = TestedBackend(setting.clock, placed, FaultPlan(setting.seed, setting.faults), record)
@@ -133,7 +151,13 @@ def run_world(setting: Setting, wrap: Callable[[TestedBackend, World], Callable[
 
 
 def make_run(outcome: WorldResult, setting: Setting, line: str) -> Run:
-    """Return the run of a world that has ended, without verdicts."""
+    """Return the `Run` of a world that has ended, without verdicts yet.
+
+    Args:
+        outcome: The result of the world.
+        setting: Options of the run.
+        line: The line that repeats the run in a test.
+    """
     return Run(
         size=outcome.record.size,
         record=outcome.record,
@@ -148,16 +172,22 @@ def make_run(outcome: WorldResult, setting: Setting, line: str) -> Run:
 
 @contextmanager
 def limit_real_time(seconds: float, progress: Callable[[], object]) -> Iterator[None]:
-    """Raise `RealTimeError` in this thread if the value of `progress` stays the same for `seconds` of running time."""
+    """Raise `RealTimeError` in this thread if nothing goes on during a `with` block.
+
+    Args:
+        seconds: Limit of real time, less delays of this process (see `Instant`); 2 s are added.
+        progress: Returns a value that changes while something goes on.
+    """
     over, thread = threading.Event(), threading.get_ident()
 
     def watch() -> None:
-        """Raise `RealTimeError` in the other thread once `progress` has been constant for `seconds`, plus 2 s."""
+        """Raise `RealTimeError` in the other thread when `progress` has been constant for longer than the limit."""
         before, since = progress(), Instant.now()
         while not over.wait(min(1.0, seconds)):
             if (now := progress()) != before:
                 before, since = now, Instant.now()
-            elif Instant.now().since(since) > seconds + 2.0:  # a rank's own limit comes first: it knows where it is
+            # A rank has a limit of its own, whose error names the line: it should come first.
+            elif Instant.now().since(since) > seconds + 2.0:
                 pythonapi.PyThreadState_SetAsyncExc(c_ulong(thread), py_object(RealTimeError))
                 return
 
@@ -173,60 +203,65 @@ def limit_real_time(seconds: float, progress: Callable[[], object]) -> Iterator[
 # -- seeds -----------------------------------------------------------------------------------------------------------
 
 
-def explore(
-    make: Callable[[Setting], Run],
-    setting: Setting,
-    *,
-    seeds: int,
-    kinds: Sequence[str] = (),
-    check: bool = True,
-) -> list[Run]:
-    """Try seeds, and return their runs; a failing one is shrunk first.
+def try_seeds(make: Callable[[Setting], Run], trials: Trials, *, check: bool = True) -> list[Run]:
+    """Run each seed, and return the runs; if seeds draw faults, a run without faults comes first.
+
+    The faults are drawn among the operations of that run.
 
     Args:
         make: Runs a setting.
-        setting: Setting of the first seed.
-        seeds: How many.
-        kinds: Kinds of faults that each seed draws; none by default. A run without faults then comes first, for seeds
-            draw among its operations.
-        check: Whether to raise for a seed that fails.
+        trials: The setting, the seeds, and the kinds of faults that they draw.
+        check: Whether to raise for a run that shows a fault of the program.
 
     Raises:
-        RanksFailed: For the first seed that fails, made smaller. With faults of its own a program may fail, and then
-            has to name the rank that the fault happened to.
+        RanksFailed: A run shows a fault of the program (see `shows_fault`). The error has the run made smaller.
     """
     __tracebackhide__ = True
     runs: list[Run] = []
-    for seed in ([None] if kinds else []) + [*range(setting.seed, setting.seed + seeds)]:
-        chosen = setting if seed is None else replace(setting, seed=seed)
-        if kinds and runs:
+    first = trials.setting.seed
+    settings = [replace(trials.setting, seed=seed) for seed in range(first, first + trials.seeds)]
+    for chosen in [trials.setting, *settings] if trials.kinds else settings:
+        if trials.kinds and runs:
             counts = Counter(issue.rank for issue in runs[0].record.issues)
-            drawn = draw(chosen.seed, kinds, [counts[rank] for rank in range(runs[0].size)])
+            drawn = draw(chosen.seed, trials.kinds, [counts[rank] for rank in range(runs[0].size)])
             chosen = replace(chosen, faults=drawn, allow=(*chosen.allow, UNUSED))
         run = make(chosen)
         if check and shows_fault(run):
             raise shrink(make, chosen, run)
         if runs and not shows_fault(run):
-            run.folder = None  # a thousand files for each of many seeds
+            run.folder = None  # removes it: each may have a thousand files
         runs.append(run)
     return runs
 
 
 def shows_fault(run: Run) -> bool:
-    """Whether a run shows a fault of the program, and not merely the faults that were planned."""
+    """Whether a run shows a fault of the program, not only the planned faults.
+
+    A run may end because of a planned fault, if its verdict names the rank that the fault happened to.
+    """
     if run.verdict is None:
         return False
-    blamed = {fault.rank for fault in run.faults if fault.kind in ("die", "stop", "cut", "signal", "disk")}
-    return not (blamed and run.verdict.kind in _OF_FAULTS and blamed & set(run.verdict.ranks[:1]))
+    hit_ranks = {fault.rank for fault in run.faults if fault.kind in ("die", "stop", "cut", "signal", "disk")}
+    return run.verdict.kind not in _OF_FAULTS or hit_ranks.isdisjoint(run.verdict.ranks[:1])
 
 
 _OF_FAULTS = ("rank lost", "dead", "skipped", "left", "unmatched", "crash", "stall")
+"""Kinds of verdicts that a planned fault may cause in a program without a fault."""
 
 
 def shrink(make: Callable[[Setting], Run], setting: Setting, run: Run) -> RanksFailed:
-    """Remove parts of a failing setting that its failure does not need: the seed, faults, ranks, steps."""
+    """Make a failing setting smaller: without seed and faults, with fewer ranks and steps, as far as it still fails.
+
+    Args:
+        make: Runs a setting.
+        setting: The setting.
+        run: The run of the setting, which failed.
+
+    Returns:
+        The error to raise, with the smallest run found that fails in the same way.
+    """
     assert run.verdict is not None
-    if run.verdict.kind in (UNUSED, NEVER_ENDS):  # each try would take as long
+    if run.verdict.kind in (UNUSED, NEVER_ENDS):  # nothing to find, or each try would take as long
         return RanksFailed(run, run.verdict)
     best, tries = run, 0
     for candidates in (_calmer_settings, _settings_of_fewer_ranks, _shorter_settings, _earlier_faults):
@@ -234,9 +269,9 @@ def shrink(make: Callable[[Setting], Run], setting: Setting, run: Run) -> RanksF
             tries += 1
             try:
                 smaller = make(candidate)
-            except UsageError:  # the setting is refused, such as a fault of a rank that it lacks
+            except UsageError:  # an invalid setting, such as too few ranks for the program
                 continue
-            if shows_fault(smaller) and _same_failure(run, smaller):
+            if shows_fault(smaller) and _is_same_failure(run, smaller):
                 setting, best = candidate, smaller
                 break
     assert best.verdict is not None
@@ -247,8 +282,8 @@ def shrink(make: Callable[[Setting], Run], setting: Setting, run: Run) -> RanksF
 _TRIES = 20
 
 
-def _same_failure(run: Run, other: Run) -> bool:
-    """Whether two runs fail for one reason: a kind of verdict, and a line of the program that both blame."""
+def _is_same_failure(run: Run, other: Run) -> bool:
+    """Whether two runs fail in the same way: kind of verdict, type of error, and a line that both verdicts have."""
     first, second = run.verdict, other.verdict
     if first is None or second is None or first.kind != second.kind:
         return False
@@ -258,7 +293,7 @@ def _same_failure(run: Run, other: Run) -> bool:
 
 
 def _calmer_settings(setting: Setting) -> Iterator[Setting]:
-    """Yield settings with fewer disturbances, the calmest first."""
+    """Yield settings without seed or with fewer faults, the ones with the fewest first."""
     calm = replace(setting, seed=0)
     if setting.faults:
         yield replace(calm, faults=())
@@ -272,6 +307,7 @@ def _calmer_settings(setting: Setting) -> Iterator[Setting]:
 
 
 def _settings_of_fewer_ranks(setting: Setting) -> Iterator[Setting]:
+    """Yield settings with fewer ranks, the fewest first, but with all ranks to which faults happen."""
     size = setting.ranks or 2
     least = max((fault.rank + 1 for fault in setting.faults), default=1)
     for ranks in sorted({2, 3, 4, size // 2}):
@@ -280,7 +316,7 @@ def _settings_of_fewer_ranks(setting: Setting) -> Iterator[Setting]:
 
 
 def _shorter_settings(setting: Setting) -> Iterator[Setting]:
-    """Yield settings with fewer steps, the fewest first; their faults happen earlier in proportion."""
+    """Yield settings with fewer steps, the fewest first; faults are moved forward in proportion."""
     all_steps = setting.steps or 1
     for steps in sorted({1, 2, 3, all_steps // 2}):
         if 0 < steps < all_steps:
@@ -303,8 +339,12 @@ def _earlier_faults(setting: Setting) -> Iterator[Setting]:
                 yield replace(setting, faults=faults)
 
 
-def parse_setting(values: dict[str, Any]) -> tuple[Setting, int, tuple[str, ...]]:
-    """Return the setting of a test, the number of seeds, and the kinds of faults that seeds draw."""
+def parse_trials(values: Mapping[str, Any]) -> Trials:
+    """Return the trials that the arguments of a test ask for.
+
+    Raises:
+        UsageError: An argument is unknown, or its value is invalid.
+    """
     values = dict(values)
     seeds = values.pop("seeds", 1)
     if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
@@ -314,16 +354,13 @@ def parse_setting(values: dict[str, Any]) -> tuple[Setting, int, tuple[str, ...]
         if name not in names:
             raise UsageError(f"ranks: {name!r} is unknown; known are {', '.join([*names, 'seeds'])}")
     planned = values.pop("faults", ())
-    faults: tuple[Fault, ...] = ()
     kinds: tuple[str, ...] = ()
-    if not isinstance(planned, str):
-        faults = tuple(planned)
-    elif "(" in planned:
-        faults = parse(planned)
-    else:
-        kinds = tuple(field.strip() for field in planned.split(","))
+    # A text without "(", such as "die, late", names kinds of faults to draw from.
+    if isinstance(planned, str) and "(" not in planned:
+        kinds, planned = tuple(kind.strip() for kind in planned.split(",")), ()
+    faults = parse(planned) if isinstance(planned, str) else tuple(planned)
     for kind in kinds:
         check_kind(kind)
     if isinstance(values.get("allow"), str):
         values["allow"] = (values["allow"],)
-    return Setting(**values, faults=faults), seeds, kinds
+    return Trials(setting=Setting(**values, faults=faults), seeds=seeds, kinds=kinds)

@@ -1,4 +1,4 @@
-"""Data and weights of ranks that stand for others: recorded before updates, and joined."""
+"""Data and weights for a run with fewer ranks: joined from the records of the ranks of a larger run."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ class StopRun(SystemExit):
 
 @dataclass(slots=True)
 class Loss:
-    """A scalar whose backward pass was run."""
+    """A loss whose backward pass was run."""
 
     value: float
-    scale: float  # by which a mean was multiplied
-    is_mean: bool
-    adds: bool  # whether there were gradients already
-    line: str
+    scale: float  # number by which a mean was multiplied to give the loss
+    is_mean: bool  # whether the loss is a mean, perhaps times a number
+    adds: bool  # whether parameters had gradients already, to which it adds
+    line: str  # line of the backward call
 
 
 @dataclass(slots=True)
 class UpdateRecord:
-    """All that came before one update of a rank."""
+    """Record of one update of a rank: everything since the update before."""
 
-    data: list[torch.Tensor] = field(default_factory=list)
-    weights: dict[str, Part] = field(default_factory=dict)
+    data: list[torch.Tensor] = field(default_factory=list)  # tensors that entered models, in order
+    weights: dict[str, Part] = field(default_factory=dict)  # by name, before the first forward
     losses: list[Loss] = field(default_factory=list)
-    gradients: dict[str, Part] = field(default_factory=dict)
-    rates: dict[str, float] = field(default_factory=dict)  # learning rates, by the name of a parameter
-    line: str = ""  # of the update
-    draws: str = ""  # the line of a model's forward that draws random numbers
-    issued: int = 0  # operations of the rank before the update
+    gradients: dict[str, Part] = field(default_factory=dict)  # by name of a parameter
+    rates: dict[str, float] = field(default_factory=dict)  # learning rates, by name of a parameter
+    line: str = ""  # line of the update
+    draws: str = ""  # line of a model's forward that draws random numbers; "": none does
+    issued: int = 0  # number of operations that the rank had issued before the update
 
 
 class Declined(StopRun):
@@ -44,13 +44,17 @@ class Declined(StopRun):
 
 
 class Substitute:
-    """Data and weights of ranks that stand for others, of which each gets the joined data.
+    """Source of data and weights for the ranks of a smaller run, each of which replaces several ranks.
+
+    Attributes:
+        models: As passed.
+        declined: Why data or weights could not be joined; None: they could.
 
     Args:
-        classes: For each rank, the ranks for which it stands.
-        models: For each rank, ranks with the same weights, whose parts make its own.
-        updates: Before which of the first updates ranks get weights, too.
-        steps: For each rank, its first updates.
+        steps: For each rank of the larger run, the records of its first updates.
+        classes: For each rank of the smaller run, the ranks whose data it gets.
+        models: For each rank of the smaller run: one list of ranks for each part of its weights, which hold that part.
+        updates: Number of first updates before which the ranks get weights, too.
     """
 
     def __init__(
@@ -66,11 +70,22 @@ class Substitute:
         self.declined: Declined | None = None
 
     def _decline(self, reason: str) -> Declined:
+        """Return the error that runs cannot be compared, and store it in `declined` for the code outside of ranks."""
         self.declined = Declined(reason)
         return self.declined
 
     def joined_weight(self, rank: int, step: int, name: str, own: Part) -> torch.Tensor | None:
-        """Return the joined values of a parameter before update `step`; None: the rank's own values stay."""
+        """Return the values that a parameter should have before an update; None if it keeps its values.
+
+        Args:
+            rank: The rank of the smaller run.
+            step: The number of the update, from 0; from `updates` on, parameters keep their values.
+            name: Name of the parameter.
+            own: The rank's present values; only their shape is used.
+
+        Raises:
+            Declined: The recorded parts do not make a parameter of that shape.
+        """
         if step >= self._updates:
             return None
         of_ranks = [steps[step].weights if step < len(steps) else {} for steps in self._steps]
@@ -80,7 +95,17 @@ class Substitute:
         return values
 
     def joined_datum(self, rank: int, step: int, number: int, own: torch.Tensor) -> torch.Tensor:
-        """Return the joined data in place of a rank's own."""
+        """Return the data of all ranks that a rank replaces, joined.
+
+        Args:
+            rank: The rank of the smaller run.
+            step: The number of the update, from 0.
+            number: Index of the tensor among those that enter models before the update.
+            own: The rank's own data, for the shape.
+
+        Raises:
+            Declined: The data of the ranks cannot be joined.
+        """
         pieces: dict[str, torch.Tensor] = {}
         for each in self._classes[rank]:
             data = self._steps[each][step].data if step < len(self._steps[each]) else []
@@ -90,18 +115,19 @@ class Substitute:
         joined = _join_pieces(list(pieces.values()), own)
         if isinstance(joined, str):
             raise self._decline(joined)
-        # data that the program takes of joined data is right already, and may have another order
+        # Data that the program has computed from joined data is right already, perhaps in another order.
         return own if joined.numel() == own.numel() and _sorted_values(joined).equal(_sorted_values(own)) else joined
 
 
 def _join_pieces(pieces: list[torch.Tensor], alone: torch.Tensor) -> torch.Tensor | str:
     """Return the data of all ranks as one tensor, or the reason why it cannot be joined.
 
-    Pieces are joined along the first dim. If another dim is split as well, consecutive ranks have the parts along it.
+    Pieces are joined along the first dim. If another dim is split as well, consecutive ranks hold the parts along it:
+    pieces of shape (2, 3) of four ranks give (8, 3), or (4, 6) if `alone` has shape (n, 6).
 
     Args:
         pieces: Data of the ranks, each different piece once.
-        alone: Data of one rank that runs alone, for its shape.
+        alone: Data of the rank of the smaller run, for its shape.
     """
     first = pieces[0]
     if len(pieces) == 1:
@@ -121,22 +147,20 @@ def _join_pieces(pieces: list[torch.Tensor], alone: torch.Tensor) -> torch.Tenso
 
 
 def _sorted_values(data: torch.Tensor) -> torch.Tensor:
+    """Return all elements in ascending order, to compare data regardless of its order."""
     return data.flatten().sort().values
 
 
 def join_whole(
     name: str, parts_of_ranks: Sequence[dict[str, Part]], ranks_by_part: list[list[int]], shape: Sequence[int]
 ) -> torch.Tensor | None:
-    """Return the whole tensor of a name from its parts on several ranks.
+    """Return the whole tensor `name` from its parts on several ranks; None if they do not make one of this shape.
 
     Args:
         name: Name of the tensor.
-        parts_of_ranks: Parts by name, for each rank.
-        ranks_by_part: Ranks that hold the same part, for each part.
+        parts_of_ranks: For each rank, its parts by name.
+        ranks_by_part: For each part, the ranks that hold it.
         shape: Shape of the whole tensor.
-
-    Returns:
-        None if the parts do not make a tensor of this shape.
     """
     named_parts = [parts[name] for parts in parts_of_ranks if name in parts]
     placements = named_parts[0].placements if named_parts else ()

@@ -12,8 +12,14 @@ import xxhash
 from ..torch.tensors import as_array
 
 
-def part_label(value: torch.Tensor, rank: int) -> str:
-    """Return the part of a distributed tensor, or of FSDP1's parameter, that a rank has; "" is all of it."""
+def shard_label(value: torch.Tensor, rank: int) -> str:
+    """Return a text that names a rank's shard of a tensor, such as " [part 0, 1]"; "" if the rank has the whole tensor.
+
+    Args:
+        value: A distributed tensor: the text has the rank's coordinates in the sharded dims of the mesh. A parameter of
+            FSDP1: the text has the rank. Or another tensor.
+        rank: The rank.
+    """
     if getattr(value, "_fsdp_flattened", False):
         return f" [part {rank}]"
     placements = getattr(value, "placements", ())
@@ -25,12 +31,12 @@ def part_label(value: torch.Tensor, rank: int) -> str:
 
 
 def local_tensor(value: torch.Tensor) -> torch.Tensor:
-    """Return the part of a distributed tensor that this rank has."""
+    """Return this rank's part of a distributed tensor; another tensor itself."""
     return getattr(value, "_local_tensor", value)
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """Return a digest of a tensor's bytes; "" for a dtype that numpy lacks."""
+    """Return a digest of a tensor's bytes, or "" for a dtype that numpy lacks."""
     try:
         data = as_array(tensor.detach().contiguous())
     except ValueError:  # of a type that has no array
@@ -38,8 +44,8 @@ def digest(tensor: torch.Tensor) -> str:
     return xxhash.xxh64_hexdigest(data.reshape(-1).view("u1").data)
 
 
-def same_ranks(value: torch.Tensor) -> tuple[int, ...]:
-    """Return the ranks that have the same part of a distributed tensor; empty for another one."""
+def ranks_with_same_part(value: torch.Tensor) -> tuple[int, ...]:
+    """Return the ranks that have the same part of a distributed tensor as this rank; () for another tensor."""
     placements = getattr(value, "placements", ())
     at = value.device_mesh.get_coordinate() if placements else None
     if at is None or any(placement.is_partial() for placement in placements):
@@ -50,11 +56,12 @@ def same_ranks(value: torch.Tensor) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The part of a tensor that a rank has, and where it is in the whole one.
+    """A rank's part of a tensor, and its position in the whole tensor.
 
     Attributes:
-        placements: Of a distributed tensor, for each dim of its mesh; empty: the part may be all.
-        at: The rank's coordinate in the mesh.
+        tensor: The part.
+        placements: For a distributed tensor, the placement in each dim of its mesh; (): another tensor.
+        at: The rank's coordinates in the mesh.
     """
 
     tensor: torch.Tensor
@@ -63,7 +70,7 @@ class Part:
 
     @staticmethod
     def of(value: torch.Tensor) -> Part | None:
-        """Return the part that this rank has of a tensor; None if it has none, or an uninitialised one."""
+        """Return this rank's part of a tensor; None if the rank is not in its mesh, or has no memory of it."""
         local = local_tensor(value)
         if type(local) not in (torch.Tensor, torch.nn.Parameter) or local.layout is not torch.strided:
             return None
@@ -72,20 +79,21 @@ class Part:
         return None if at is None else Part(local.detach(), placements, tuple(at))
 
     def copy(self) -> Part:
-        """Return a part with memory of its own."""
+        """Return the same part with a copy of its tensor."""
         return Part(self.tensor.clone(), self.placements, self.at)
 
 
 def join_parts(parts: Sequence[Part]) -> torch.Tensor:
-    """Return the whole tensor of all its parts.
+    """Return the whole tensor from all of its parts.
 
-    Dims of a mesh that split one dim of the tensor do so in their order, the first one coarsest; where a strided one
-    does, it is the finest.
+    If several mesh dims split one dim of the tensor, the first mesh dim splits it into the largest pieces; a strided
+    placement makes the smallest pieces. So parts are joined from the last mesh dim to the first, strided ones first.
     """
     placements = parts[0].placements
     pieces = {part.at: part.tensor for part in parts}
     strided = [dim for dim, placement in enumerate(placements) if "Strided" in type(placement).__name__]
     for dim in [*strided, *(dim for dim in reversed(range(len(placements))) if dim not in strided)]:
+        # Pieces whose positions differ only in this mesh dim become one piece.
         groups: dict[tuple[int, ...], list[tuple[int, torch.Tensor]]] = {}
         for position, tensor in pieces.items():
             groups.setdefault((*position[:dim], 0, *position[dim + 1 :]), []).append((position[dim], tensor))
@@ -102,7 +110,11 @@ def join_parts(parts: Sequence[Part]) -> torch.Tensor:
 
 
 def join_along(tensors: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor | None:
-    """Return plain tensors joined along the dim in which they are shorter than `shape`; None if they do not fit."""
+    """Join tensors along the dim in which their lengths add up to that of `shape`; None if there is no such dim.
+
+    Tensors of shapes (2, 3) and (2, 5) and `shape` (2, 8) are joined along dim 1. If the first has this shape, it is
+    returned alone.
+    """
     if tuple(tensors[0].shape) == tuple(shape):
         return tensors[0]
     for dim, size in enumerate(shape):

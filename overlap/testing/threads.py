@@ -1,7 +1,7 @@
-"""Ranks with a program of plain code: each has its own thread, which runs only while its task gives it the baton.
+"""Ranks with a program of plain code, each in a thread of its own, of which only one runs at a time.
 
-One thread of the world runs at a time: the event loop's, or that of one rank. A rank's thread gives the baton back
-where it issues an operation, waits, or ends. So the order of everything follows from the virtual clock and the seed.
+The thread that may run has the baton: the event loop's, or that of one rank. A rank's thread gives the baton back
+when it issues an operation, waits, or ends. So the order of everything follows from the virtual clock and the seed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 T = TypeVar("T")
 
-# Time in which an interrupted thread has to end: it only runs `finally` blocks.
+# Seconds in which an interrupted thread has to end: it only runs `finally` blocks.
 _END_S = 5.0
 # Shortest pause between two looks at the delays of this process's threads.
 _LEAST_S = 0.01
@@ -41,21 +41,21 @@ _OWNER = "_overlap_owner"  # attribute of threads that programs of ranks have st
 
 
 class StopThread(BaseException):
-    """Unwinds the thread of a rank after the end of its world. No `Exception`: programs must not catch it."""
+    """Raised in the thread of a rank after the end of its world. No `Exception`, so that programs do not catch it."""
 
 
 class UntestableError(UsageError):
     """A program uses a feature that tests do not support.
 
     Attributes:
-        line: Line of the program, as "file:line", where the error's traceback does not lead to it.
+        line: Line of the program, as "file:line", if the traceback of the error does not have it; else "".
     """
 
     line: str = ""
 
 
 class RealTimeError(OverlapError):
-    """A rank has computed for longer, in real time, than a test may take."""
+    """A rank has computed for longer, in real time, than a test allows."""
 
     def __init__(self, text: str = "nothing has moved for longer, in real time, than the test allows") -> None:
         super().__init__(text)
@@ -63,29 +63,32 @@ class RealTimeError(OverlapError):
 
 @dataclass(slots=True)
 class RealTime:
-    """Limit of the own time that a rank may run without a turn of others; all end with the first that exceeds it."""
+    """Limit of the real time, less delays of this process, that a rank may run without a turn of others.
+
+    All ranks share it: when one exceeds the limit, the others stop.
+    """
 
     limit_s: float
-    exceeded: bool = False
+    exceeded: bool = False  # whether a rank has exceeded the limit
 
 
 class RankThread(Generic[T]):
     """One rank's thread: it runs a program while it has the baton.
 
     Args:
-        view: What the rank sees of the process while its thread runs.
-        real_time: Limits how long it may compute before it gives the baton back.
-        compute_ns: Returns how long a compute takes on this rank, which may be slow.
-        kernel: Moves the virtual clock.
+        rank: The rank.
+        kernel: Kernel of the simulation, which moves the virtual clock.
+        view: The process as the rank sees it while its thread runs.
+        program: Runs in the thread, with this object as its argument.
+        real_time: Limit of the time that the program may run before it gives the baton back.
+        compute_ns: Returns how many nanoseconds a compute takes on this rank, from those on a usual rank.
 
     Attributes:
-        cost_ns: Computed time since the thread got the baton, as the program's functions are priced.
+        rank, kernel, view: As passed.
+        cost_ns: Virtual time of the program's computes since the thread got the baton.
+        on_resume: Called in the thread after each wait.
+        turn: Awaited in the event loop before the thread goes on after a wait.
     """
-
-    rank: Rank
-    kernel: Kernel
-    cost_ns: int
-    view: RankProcess
 
     def __init__(
         self,
@@ -97,41 +100,45 @@ class RankThread(Generic[T]):
         real_time: RealTime,
         compute_ns: Callable[[int], int],
     ) -> None:
-        self.rank, self.kernel, self.cost_ns, self.view = rank, kernel, 0, view
+        self.rank: Rank = rank
+        self.kernel: Kernel = kernel
+        self.view: RankProcess = view
+        self.cost_ns: int = 0
         self._interrupting: Callable[[], None] | None = None
         self._program, self._real_time, self._compute_ns = program, real_time, compute_ns
         self._go, self._back = threading.Lock(), threading.Lock()
         self._go.acquire()
         self._back.acquire()
         self._nursery: trio.Nursery | None = None  # of the threads of this rank
-        self._request: Callable[[], Any] | None = None  # a function, or an async one, which the loop awaits
-        self._answer: tuple[Any, BaseException | None] = (None, None)
+        self._request: Callable[[], Any] | None = None  # function, sync or async, that the event loop is to call
+        self._answer: tuple[Any, BaseException | None] = (None, None)  # its result, or its error
         self._refused: UntestableError | None = None  # unsupported call of a thread that the program started
         self._ended, self._is_ending = False, False
         self._result: T | None = None
         self._error: BaseException | None = None
-        self.on_resume: Callable[[], None] = lambda: None  # called in the thread, after each wait
-        self.turn: Callable[[], Awaitable[None]] = _go_on  # awaited before the thread goes on after a wait
+        self.on_resume: Callable[[], None] = lambda: None
+        self.turn: Callable[[], Awaitable[None]] = _go_on
         self._thread = threading.Thread(target=self._thread_main, name=f"overlap rank {rank.rank}", daemon=True)
 
     @staticmethod
     def current() -> RankThread[Any] | None:
-        """Return the rank of the calling thread; None outside of threads of ranks."""
+        """Return the `RankThread` whose thread calls, or None in other threads."""
         return getattr(_HERE, "rank", None)
 
     @staticmethod
     def owner() -> RankThread[Any] | None:
-        """Return the rank with a program that runs in this thread or started it; None if there is none."""
+        """Return the `RankThread` whose program runs in the calling thread, or has started it; None without one."""
         return getattr(_HERE, "rank", None) or getattr(threading.current_thread(), _OWNER, None)
 
     # -- in the event loop -------------------------------------------------------------------------------------------
 
     async def run_program(self) -> T:
-        """Run the program to its end, and return its result; a cancelled rank's thread is unwound first.
+        """Run the program to its end, and return its result or raise its error.
 
-        Threads that `start_thread` has added end before that, as a process waits for its threads.
+        It waits for threads that `start_thread` has added, as a process waits for its threads. If it is cancelled, the
+        thread ends first.
         """
-        self.rank._context.elsewhere = self.line_now
+        self.rank._context.program_line = self.line_now  # for reports on where the rank is
         failure: BaseException | None = None
         async with trio.open_nursery() as self._nursery:
             try:
@@ -141,6 +148,7 @@ class RankThread(Generic[T]):
             except BaseException as error:
                 failure = error
                 self._nursery.cancel_scope.cancel()
+        # Raised outside of the nursery, which would wrap it in an ExceptionGroup.
         if failure is not None:
             raise failure
         return self._result  # type: ignore[return-value]
@@ -161,20 +169,20 @@ class RankThread(Generic[T]):
         try:
             await self._serve()
         except BaseException:
-            with suppress(RealTimeError):  # the limit around all ranks, which knows less than the rank's own
+            with suppress(RealTimeError):  # the present error says more than that of the limit around all ranks
                 self._unwind()
             if self.is_stuck:
-                self.view.leave()  # in its stead: it may never come to that
+                self.view.restore_process()  # in place of the thread, which may never do it
             raise
         self._thread.join()
         if self._error is not None:
             raise self._error
 
     async def _serve(self) -> None:
-        """Alternate with the thread until its program ends: let it run, then do what it asks for."""
+        """Alternate with the thread until its program ends: let it run, then call the function that it requests."""
         while True:
             if self._real_time.exceeded:
-                await trio.sleep_forever()  # until the world ends, as it is about to
+                await trio.sleep_forever()  # the world is about to end, and cancels this
             self._give_baton()
             if self._refused is not None:
                 raise self._refused
@@ -193,7 +201,7 @@ class RankThread(Generic[T]):
                 self._answer = None, error
 
     async def _pass_compute_time(self) -> None:
-        """Let the virtual time of the thread's computes pass: 1 ns at least, so that others get a turn."""
+        """Let the virtual time of the thread's computes pass, at least 1 ns, so that others get a turn; record it."""
         cost_ns, self.cost_ns = self._compute_ns(max(self.cost_ns, 1)), 0
         started_ns = self.kernel.now_ns
         await self.kernel.sleep_until(started_ns + cost_ns, rank=self.rank.rank)
@@ -201,11 +209,15 @@ class RankThread(Generic[T]):
             self.rank._context.record(("compute", "compute", "program", started_ns, self.kernel.now_ns, None))
 
     def interrupt_with(self, function: Callable[[], None]) -> None:
-        """Let the thread call a function before it goes on, as a handler of a signal is called."""
+        """Have the thread call a function when it goes on after its present wait, like the handler of a signal."""
         self._interrupting = function
 
     def _give_baton(self) -> None:
-        """Let the thread run until it gives the baton back; raise if that takes too long in real time."""
+        """Let the thread run until it gives the baton back.
+
+        Raises:
+            RealTimeError: That takes longer than the limit of real time.
+        """
         self._go.release()
         limit_s = self._real_time.limit_s
         if not _acquire_in_own_time(self._back, limit_s):
@@ -222,7 +234,7 @@ class RankThread(Generic[T]):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the program goes on after the end of its world, such as a wait in C that nothing ends."""
+        """Whether the thread has started and not ended. After the end of the world, only a wait in C can keep it."""
         return self._thread.ident is not None and not self._ended
 
     def line_now(self) -> str:
@@ -230,10 +242,10 @@ class RankThread(Generic[T]):
         return line_in_thread(self._thread.ident or 0)
 
     def _unwind(self) -> None:
-        """End the thread: every later request of the program raises."""
+        """End the thread by `StopThread`: at its present wait; if it does not wait, at its next bytecode."""
         self._is_ending = True
         if not self._ended and self._thread.is_alive():
-            if not self._back.locked():  # it was interrupted while it ran
+            if not self._back.locked():  # the thread was interrupted while it ran
                 self._back.acquire(blocking=False)
             self._answer = None, StopThread()
             if self._go.locked():
@@ -253,7 +265,7 @@ class RankThread(Generic[T]):
     # -- in the thread -----------------------------------------------------------------------------------------------
 
     def _thread_main(self) -> None:
-        """Run the program once the thread has the baton, as the rank sees the process."""
+        """Wait for the baton, then run the program, with the process set to the rank's state."""
         _HERE.rank = self
         self._go.acquire()
         try:
@@ -263,7 +275,7 @@ class RankThread(Generic[T]):
             try:
                 self._result = self._program(self)
             finally:
-                self.view.leave()
+                self.view.restore_process()
         except StopThread:
             self._error = None
         except BaseException as error:
@@ -277,29 +289,53 @@ class RankThread(Generic[T]):
         return cast(C, self._request_in_loop(function))
 
     def wait(self, future: Future[Any], timeout_s: float | None = None) -> bool:
-        """Wait until a future is done; False if it is not within that many seconds of virtual time."""
+        """Wait until a future is done.
+
+        Args:
+            future: The future, whatever its outcome.
+            timeout_s: Limit of virtual time; None: without limit.
+
+        Returns:
+            False if it is not done within the limit.
+        """
         if future.done and not self.cost_ns:
             return True
         return bool(self._request_in_loop(partial(_wait_for_end, future, timeout_s)))
 
     def sleep(self, seconds: float) -> None:
-        """Let virtual time pass."""
+        """Let virtual time pass, in which other ranks run."""
         self._request_in_loop(partial(trio.sleep, seconds))
 
     def let_others_run(self, seconds: float, *, at_once: bool) -> None:
-        """Let others go on while this rank is busy for a time, which is longer on a slow rank.
+        """Let other ranks run while this rank is busy.
 
-        With `at_once` it takes no time where ranks have turns, whose order decides.
+        Args:
+            seconds: Virtual time, which is longer on a slow rank.
+            at_once: Whether it takes no time if ranks have turns, as their order decides then.
         """
         in_turns = self.turn is not _go_on
         self.sleep(0.0 if at_once and in_turns else self._compute_ns(round(seconds * 1e9)) * 1e-9)
 
     def wait_until(self, condition: Callable[[], bool], changed: Callable[[], trio.Event], timeout_s: float) -> bool:
-        """Wait until a condition holds, checked after each `changed` event; False after the time limit."""
+        """Wait until a condition holds.
+
+        Args:
+            condition: Whether it holds; called in the event loop.
+            changed: Returns the event after which `condition` is called again.
+            timeout_s: Limit of virtual time.
+
+        Returns:
+            Whether the condition holds at the end.
+        """
         return bool(self._request_in_loop(partial(_wait_for_condition, condition, changed, timeout_s)))
 
     def _request_in_loop(self, request: Callable[[], Any]) -> Any:
-        """Have the event loop answer a request, while others run, and return the answer."""
+        """Have the event loop call a function, while others run, and return its result or raise its error.
+
+        Raises:
+            UntestableError: Another thread than that of the rank calls.
+            StopThread: The world has ended.
+        """
         if threading.current_thread() is not self._thread:
             self._refused = UntestableError(
                 f"a thread that the program of rank {self.rank.rank} has started communicates; in a test only the "
@@ -310,7 +346,7 @@ class RankThread(Generic[T]):
         if self._is_ending:
             raise StopThread
         self._request = request
-        self.view.leave()
+        self.view.restore_process()
         self._back.release()
         self._go.acquire()
         self.view.enter()
@@ -327,8 +363,9 @@ class RankThread(Generic[T]):
 
 
 def _acquire_in_own_time(lock: threading.Lock, limit_s: float) -> bool:
-    """Acquire a lock within so much own time of the process; delays count from the second tenth of the limit on."""
-    began, left_s = None, 0.1 * limit_s  # nearly always enough: reading the delays takes longer than most turns
+    """Acquire a lock, and return whether that took less than a limit of real time, less delays of this process."""
+    # Reading the delays takes longer than most turns, so in the first tenth of the limit they are not read.
+    began, left_s = None, 0.1 * limit_s
     while not lock.acquire(timeout=max(left_s, _LEAST_S)):
         began = began or Instant.now()
         left_s = 0.9 * limit_s - Instant.now().since(began)
@@ -339,7 +376,7 @@ def _acquire_in_own_time(lock: threading.Lock, limit_s: float) -> bool:
 
 @contextmanager
 def owned_threads() -> Iterator[None]:
-    """Assign threads that a rank's program starts, directly or through other threads, to the rank."""
+    """Assign threads that a rank's program starts, directly or indirectly, to the rank, during a `with` block."""
     original = threading.Thread.start
 
     def start(thread: threading.Thread) -> None:
@@ -351,11 +388,11 @@ def owned_threads() -> Iterator[None]:
 
 
 async def _go_on() -> None:
-    """Return at once: ranks take no turns."""
+    """Return at once: the default of `RankThread.turn`, for ranks without turns."""
 
 
 async def _wait_for_end(future: Future[Any], timeout_s: float | None) -> bool:
-    """Wait for the end of a future, whatever its outcome."""
+    """Wait for the end of a future, whatever its outcome; return False if it has not ended within the limit."""
     with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
         try:
             await future
@@ -367,7 +404,13 @@ async def _wait_for_end(future: Future[Any], timeout_s: float | None) -> bool:
 async def _wait_for_condition(
     condition: Callable[[], bool], changed: Callable[[], trio.Event], timeout_s: float
 ) -> bool:
-    """Wait until a condition holds, and return whether it does at the time limit."""
+    """Wait until a condition holds, at most `timeout_s` of virtual time; return whether it holds.
+
+    Args:
+        condition: Whether it holds.
+        changed: Returns the event after which `condition` is called again.
+        timeout_s: The limit.
+    """
     with trio.move_on_after(timeout_s):
         while not condition():
             await changed().wait()

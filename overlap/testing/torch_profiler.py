@@ -1,4 +1,4 @@
-"""The profiler of torch, of which a process has one: it belongs to the rank that starts it until that stops it."""
+"""The profiler of torch: a process has one, so the first rank that starts it has it until it stops it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .torch_rank import TorchRank
 
 
 class NoEvents:
-    """Result of a profiler that was started while another rank had torch's: it has recorded nothing."""
+    """Result of a profiler that a rank started while another rank had the profiler of torch: no events."""
 
     def events(self) -> list[Any]:
         """Return no events."""
@@ -19,7 +19,7 @@ class NoEvents:
     experimental_event_tree = events
 
     def trace_start_ns(self) -> int:
-        """Return the time at which it began."""
+        """Return 0: nothing was recorded."""
         return 0
 
     def save(self, path: str) -> None:
@@ -35,14 +35,14 @@ class Profiler:
         self._owner: TorchRank | None = None
 
     def start(self, rank: TorchRank, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Prepare or start the profiler for a rank, unless another rank has it."""
+        """Prepare or start the profiler for a rank; if another rank has it, do nothing, and return None."""
         if self._owner is not None and self._owner is not rank:
             return None
         self._owner = rank
         return original(*args, **options)
 
     def stop(self, rank: TorchRank, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Stop the profiler, and return the recorded events; none for a rank that did not get it."""
+        """Stop the profiler, and return its result; for a rank that does not have it, return `NoEvents`."""
         if self._owner is not rank:
             return NoEvents()
         self._owner = None

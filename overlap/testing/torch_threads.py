@@ -22,36 +22,42 @@ from .torch_rank import RANKS, TorchRank
 
 _CHECKPOINTS = "torch.distributed.checkpoint."
 _OF_PROCESSES = f"{_CHECKPOINTS}_async_process_executor"
-# Virtual time of a look at a future that is not done.
+# Virtual seconds that asking takes whether a future is done, if it is not.
 _LOOK_S = 1e-6
 
 
 class SaveFuture(Future[Any]):
-    """Future of a function that runs in a thread of the rank; a wait for it gives the turn to the thread."""
+    """Future of a function that runs in a further thread of a rank; waiting for it lets this thread run.
 
-    ended: trio.Event
+    Attributes:
+        ended: Set in the event loop when the function has ended.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.ended = trio.Event()
+        self.ended: trio.Event = trio.Event()
 
     def done(self) -> bool:
-        """Return whether the function has ended; the question takes a moment of virtual time."""
+        """Return whether the function has ended. Asking takes a moment of virtual time, for loops that poll."""
         here = RankThread.current()
         if here is not None and not super().done():
             here.sleep(_LOOK_S)
         return super().done()
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for the end, and return the result."""
+        """Wait for the end, and return the result, or raise the error of the function."""
         return super().result(self._wait(timeout))
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end, and return the error."""
+        """Wait for the end, and return the error of the function, or None."""
         return super().exception(self._wait(timeout))
 
     def _wait(self, timeout_s: float | None) -> float | None:
-        """Wait for the end in the thread of a rank; return the time that is left for a real wait."""
+        """Wait for the end in virtual time, if a rank's thread calls.
+
+        Returns:
+            Seconds that the caller may still wait in real time: 0 for a rank's thread, else `timeout_s`.
+        """
         thread = RankThread.current()
         if thread is None:
             return timeout_s
@@ -68,14 +74,28 @@ def submit(
     *args: Any,
     **options: Any,
 ) -> Future[Any]:
-    """Run a function of a pool of threads; one of PyTorch's checkpoints runs in a thread of the rank."""
+    """Run a function, in place of `ThreadPoolExecutor.submit`: one of PyTorch's checkpoints in a thread of the rank.
+
+    Other functions run in the pool, as usual.
+
+    Args:
+        thread: Thread of the rank that calls.
+        original: `submit` of the pool.
+        pool: The pool.
+        function: The function.
+        args: Arguments of the function.
+        options: Keyword arguments of the function.
+
+    Raises:
+        UntestableError: The function would save in a process of its own.
+    """
     module = getattr(function, "__module__", None) or ""
     if not module.startswith(_CHECKPOINTS):
         return original(pool, function, *args, **options)
     if module == _OF_PROCESSES:
         raise UntestableError(
-            "the program saves a checkpoint in a process of its own, and a test has one process: use "
-            "AsyncCheckpointerType.THREAD"
+            f"{frame_line(users_frame())}: async_save: saves the checkpoint in a process of its own, and a test has "
+            "one process: use AsyncCheckpointerType.THREAD"
         )
     future = SaveFuture()
     thread.start_thread(
@@ -87,6 +107,15 @@ def submit(
 def _run_in_thread(
     torch_rank: TorchRank, site: str, future: SaveFuture, function: Callable[[], Any], thread: RankThread[Any]
 ) -> None:
+    """Run a function in a second thread of a rank, and settle its future there.
+
+    Args:
+        torch_rank: The `TorchRank` of the rank's first thread.
+        site: Line that saves the checkpoint, as "file:line".
+        future: Receives the result or the error.
+        function: The function.
+        thread: The second thread, in which this is called.
+    """
     torch_rank.add_thread(thread, site)
     for group, name in c10d._world.pg_names.items():
         _distributed_c10d._register_process_group(name, group)  # C++ keeps names by thread

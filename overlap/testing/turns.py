@@ -1,4 +1,4 @@
-"""Turns of ranks by priorities that change at a few random steps, as PCT has them.
+"""Turns of ranks by random priorities that change at a few random steps: probabilistic concurrency testing (PCT).
 
 Burckhardt, Kothari, Musuvathi, Nagarakatte, "A Randomized Scheduler with Probabilistic Guarantees of Finding Bugs",
 ASPLOS 2010. A step is one rank's part in one operation, or the moment in which its thread goes on after a wait. Of all
@@ -16,8 +16,8 @@ from random import Random
 
 import trio
 
-# Choices of a seed: the number of ordered steps that a fault may need, and the number of steps as a power of two. For
-# one step alone, priorities would never change: seeds with other speeds try that.
+# Choices of a seed: d, the number of ordered steps that a fault may need, and k, as a power of two. With d = 1,
+# priorities would never change; odd seeds, which change the speeds of ranks, try that.
 _DEPTHS, _POWERS = (2, 3, 4), range(2, 13)
 
 
@@ -25,28 +25,35 @@ class Turns:
     """The turns of one run, decided by a seed.
 
     Attributes:
-        depth: d; how many ordered steps a fault may need so that the bound holds.
-        length: k; in how many of the first steps priorities change.
-    """
+        depth: d of the formula: the number of ordered steps that a fault may need.
+        length: k of the formula: priorities change only in this many first steps.
 
-    depth: int
-    length: int
+    Args:
+        seed: The seed.
+    """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         chance = Random(f"turns {seed}")
-        self.depth, self.length = chance.choice(_DEPTHS), 2 ** chance.choice(_POWERS)
+        self.depth: int = chance.choice(_DEPTHS)
+        self.length: int = 2 ** chance.choice(_POWERS)
         changes = chance.sample(range(1, self.length + 1), self.depth - 1)
-        self._lowered = {step: -chance.random() for step in changes}  # priorities from those steps on
-        self._priorities: dict[int, float] = {}
-        self._waiting: dict[int, deque[Callable[[], None]]] = {}
-        self._queue: list[tuple[float, int]] = []  # a heap of ranks that wait, the highest priority first
-        self._step = 0
+        self._lowered = {step: -chance.random() for step in changes}  # by step: the new priority of the next rank
+        self._priorities: dict[int, float] = {}  # by rank
+        self._waiting: dict[int, deque[Callable[[], None]]] = {}  # by rank: its queued steps, the oldest first
+        self._queue: list[tuple[float, int]] = []  # heap of (-priority, rank) of ranks with queued steps
+        self._step = 0  # number of steps so far
 
     def hold(self, rank: int, go: Callable[[], None]) -> None:
-        """Queue a step of a rank; `go` is called when it is the rank's turn."""
+        """Queue a step of a rank.
+
+        Args:
+            rank: The rank.
+            go: Called when it is the rank's turn.
+        """
         if rank not in self._waiting:
             self._waiting[rank] = deque()
+            # A heap has the smallest item first: so the priority is negated.
             heappush(self._queue, (-self._priority(rank), rank))
         self._waiting[rank].append(go)
 
@@ -57,15 +64,13 @@ class Turns:
         await its_turn.wait()
 
     def release(self) -> bool:
-        """Let the next rank take its step; False if no rank waits for its turn."""
+        """Run the oldest queued step of the rank with the highest priority; return False if no step is queued."""
         if not self._waiting:
             return False
         self._step += 1
         if self._step in self._lowered:
-            lowered = self._queue[0][1]
-            self._priorities[lowered] = self._lowered[self._step]
-            heapreplace(self._queue, (-self._priorities[lowered], lowered))
-        rank = self._queue[0][1]
+            self._lower_first_rank(self._lowered[self._step])
+        _, rank = self._queue[0]
         steps = self._waiting[rank]
         go = steps.popleft()
         if not steps:
@@ -74,8 +79,14 @@ class Turns:
         go()
         return True
 
+    def _lower_first_rank(self, priority: float) -> None:
+        """Give the waiting rank with the highest priority a new priority, below all others."""
+        _, rank = self._queue[0]
+        self._priorities[rank] = priority
+        heapreplace(self._queue, (-priority, rank))
+
     def _priority(self, rank: int) -> float:
-        """Return the priority of a rank; at first it is drawn, and at least 0."""
+        """Return the priority of a rank. At first it is a random number from 0 to 1; lowered ones are negative."""
         if rank not in self._priorities:
             self._priorities[rank] = Random(f"priority {self._seed}, rank {rank}").random()
         return self._priorities[rank]

@@ -1,7 +1,7 @@
 """The process as each rank's program sees it: environment, arguments, modules, output, random numbers, directory.
 
-One rank runs at a time. What belongs to a process is exchanged whenever another rank goes on, so that a program finds
-what it would find in a process of its own: its `RANK`, its `__main__`, the state of its random generators.
+One rank runs at a time. Whenever another rank goes on, this state of the process is exchanged. So each program finds
+the state that it would have in a process of its own: its `RANK`, its `__main__`, its random numbers.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ..errors import UsageError
 from .folders import VENV_MARK
 from .hashing import make_set_type
 
-# Characters of a rank's output that are kept; what comes after them is counted.
+# Characters of a rank's output that are kept; further ones are only counted.
 _KEPT_CHARACTERS = 100_000
 
 
 def _show_warning(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
-    """Show a warning, and note it in the output of a rank."""
+    """Print a warning, in place of `warnings.showwarning`; if a rank prints it, add it to `Output.warnings`."""
     out, text = file or sys.stderr, warnings.formatwarning(message, category, filename, lineno, line)
     if isinstance(out, Output):
         out.warnings[text] = None
@@ -38,26 +38,25 @@ def _show_warning(message: Any, category: Any, filename: str, lineno: int, file:
 
 
 class Output(io.TextIOBase):
-    """First part of a rank's output; `left_out` characters came after it.
+    """Output of a rank: its first `_KEPT_CHARACTERS` characters are kept.
 
     Attributes:
-        warnings: The warnings in it, each once.
+        left_out: Number of further characters.
+        warnings: The warnings in the output, each once, as keys.
     """
-
-    left_out: int
-    warnings: dict[str, None]
 
     def __init__(self) -> None:
         self._parts: list[str] = []
-        self._left, self.left_out = _KEPT_CHARACTERS, 0
-        self.warnings = {}
+        self._left = _KEPT_CHARACTERS
+        self.left_out: int = 0
+        self.warnings: dict[str, None] = {}
 
     def writable(self) -> bool:
         """Return True: the rank can print."""
         return True
 
     def write(self, text: str) -> int:
-        """Save a text, up to the limit of characters."""
+        """Keep a text, up to the limit of characters; return its length."""
         room = text[: self._left]
         self._parts.append(room)
         self._left -= len(room)
@@ -65,37 +64,35 @@ class Output(io.TextIOBase):
         return len(text)
 
     def getvalue(self) -> str:
-        """Return the saved text."""
+        """Return the kept text; if characters were left out, with a last line "... and N more characters"."""
         more = f"\n... and {self.left_out} more characters\n" if self.left_out else ""
         return "".join(self._parts) + more
 
 
-_CLONE_FS = 0x200  # of Linux
+_CLONE_FS = 0x200  # flag of Linux's `unshare`: a working directory for the calling thread alone
 _THREAD = threading.local()
 
 Exchange = Callable[[], Callable[[], None]]
-"""Returns a function that restores the present value of something."""
+"""Saves some state of the process, and returns a function that restores it."""
 
 
 class RankProcess:
-    """The process of one rank.
+    """State of the process as one rank sees it.
 
     Args:
-        seed: Seed of its random numbers.
-        cwd: Its working directory at first.
-        folder: Modules that are loaded from it are the rank's own, except installed ones; None: all modules are shared.
-        more: Further states of the process: each returns a function that restores it as it is now.
+        rank: The rank.
         world_size: Number of ranks.
         argv: Arguments of the program.
+        seed: Seed of the rank's random numbers.
+        cwd: Working directory of the rank at first.
+        folder: The rank loads modules from this folder for itself, except installed ones; None: all modules are shared.
+        more: Further states of the process to exchange.
 
     Attributes:
-        output: What it prints, standard error included.
-        main: Its module `__main__`.
-        set_type: The type of its sets, whose order differs from those of other ranks.
+        output: Output of the rank, standard error included.
+        main: Module `__main__` of the rank.
+        set_type: Type of the rank's sets, whose order differs from that of other ranks.
     """
-
-    output: Output
-    main: ModuleType
 
     def __init__(
         self,
@@ -108,41 +105,45 @@ class RankProcess:
         folder: str | None = None,
         more: Sequence[Exchange] = (),
     ) -> None:
-        self.output, self.main = Output(), ModuleType("__main__")
+        self.output: Output = Output()
+        self.main: ModuleType = ModuleType("__main__")
         self.main.__dict__["__builtins__"] = __builtins__
         self.set_type: type[set[Any]] = make_set_type(seed, rank)
-        self._folder, self._more = folder, more
+        self._folder, self._exchanges = folder, more
         self._environ = _rank_environment(rank, world_size)
         self._argv = list(argv)
-        self._python, self._numpy = _random_states(f"{seed}, rank {rank}")
-        self._own: dict[str, ModuleType] = {"__main__": self.main}
+        generator = random.Random(f"{seed}, rank {rank}")
+        self._python_random = generator.getstate()
+        self._numpy_random = np.random.RandomState(generator.getrandbits(32)).get_state()
+        self._own_modules: dict[str, ModuleType] = {"__main__": self.main}
         self._cwd = cwd
-        self._restoring: list[Callable[[], None]] | None = None  # of `more`; None: as the process was at first
-        self._outside: Callable[[], None] | None = None
+        # For each of `more`, the function that restores this rank's state; None: the rank has not run yet.
+        self._restoring: list[Callable[[], None]] | None = None
+        self._restore_outside: Callable[[], None] | None = None  # undoes `enter`; None outside of the rank
 
     def enter(self) -> None:
-        """Set the process to the state of this rank, and keep the function that undoes it for `leave`."""
+        """Set the process to the state of this rank, until `restore_process`."""
         before, has_own_folder = _Process(), _has_own_folder()
-        hidden = {name: sys.modules.get(name) for name in self._own}
-        states = [exchange() for exchange in self._more]
+        hidden = {name: sys.modules.get(name) for name in self._own_modules}
+        states = [exchange() for exchange in self._exchanges]
         modules = set(sys.modules)
         os.environ._data = self._environ  # type: ignore[attr-defined]
         sys.argv, sys.stdout, sys.stderr = self._argv, self.output, self.output
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-        sys.modules.update(self._own)
+        random.setstate(self._python_random)
+        np.random.set_state(self._numpy_random)
+        sys.modules.update(self._own_modules)
         if before.cwd != self._cwd:
             os.chdir(self._cwd)
         for restore in self._restoring or ():
             restore()
 
-        def leave() -> None:
+        def restore_outside() -> None:
             """Save the state of this rank, and set the process to its state before `enter`."""
             self._argv, self._cwd = sys.argv, os.getcwd()
-            self._python, self._numpy = random.getstate(), np.random.get_state()
-            self._restoring = [exchange() for exchange in self._more]
+            self._python_random, self._numpy_random = random.getstate(), np.random.get_state()
+            self._restoring = [exchange() for exchange in self._exchanges]
             self._claim_modules(modules)
-            for name in self._own:
+            for name in self._own_modules:
                 module = hidden.get(name)
                 if module is None:
                     sys.modules.pop(name, None)
@@ -152,26 +153,26 @@ class RankProcess:
                 restore()
             before.restore(folder=not has_own_folder)
 
-        self._outside = leave
+        self._restore_outside = restore_outside
 
-    def leave(self) -> None:
-        """Save the changes of the rank, and restore the process."""
-        if self._outside is not None:
-            outside, self._outside = self._outside, None
-            outside()
+    def restore_process(self) -> None:
+        """Save the state of this rank, and undo `enter`; do nothing if `enter` was not called."""
+        if self._restore_outside is not None:
+            restore, self._restore_outside = self._restore_outside, None
+            restore()
 
     def _claim_modules(self, loaded_before: set[str]) -> None:
-        """Store the modules that the rank has loaded from the program's folder as the rank's own."""
+        """Add modules that the rank has loaded from the program's folder, since `enter`, to its own modules."""
         if self._folder is None or len(sys.modules) == len(loaded_before):
             return
         for name in set(sys.modules) - loaded_before:
             file = getattr(sys.modules[name], "__file__", None)
             if file is not None and _is_own(os.path.abspath(file), self._folder):
-                self._own[name] = sys.modules[name]
+                self._own_modules[name] = sys.modules[name]
 
 
 def _is_own(file: str, folder: str) -> bool:
-    """Whether a module is part of the program: below its folder, and not installed there."""
+    """Whether the module in a file is part of the program: below its folder, and not an installed one."""
     if not file.startswith(folder):
         return False
     prefixes = {prefix for prefix in (sys.prefix, sys.base_prefix) if f"{prefix}{os.sep}".startswith(folder)}
@@ -183,31 +184,32 @@ def _is_own(file: str, folder: str) -> bool:
 
 @cache
 def _has_installed_modules(folder: str) -> bool:
-    """Whether a folder is a virtual environment, or one in which package managers install modules."""
+    """Whether a folder is a virtual environment, or a folder into which package managers install modules."""
     named = os.path.basename(folder) in ("site-packages", "dist-packages")
     return named or os.path.exists(os.path.join(folder, VENV_MARK))
 
 
 class _Process:
-    """The process outside of all ranks; its random numbers are restored when the run is over."""
+    """State of the process outside of ranks, which is saved when this object is made; without random numbers."""
 
     def __init__(self) -> None:
         self.cwd = os.getcwd()
         self._environ = os.environ._data  # type: ignore[attr-defined]
-        self._rest = sys.argv, sys.stdout, sys.stderr
+        self._arguments_and_output = sys.argv, sys.stdout, sys.stderr
 
     def restore(self, *, folder: bool = True) -> None:
-        """Restore environment, arguments and output, and the current folder where threads share it."""
+        """Restore environment, arguments and output; with `folder`, the working directory, too."""
         os.environ._data = self._environ  # type: ignore[attr-defined]
-        sys.argv, sys.stdout, sys.stderr = self._rest
+        sys.argv, sys.stdout, sys.stderr = self._arguments_and_output
         if folder and os.getcwd() != self.cwd:
             os.chdir(self.cwd)
 
 
 def _has_own_folder() -> bool:
-    """Give this thread, and threads that it starts, a current folder of their own; False where none can have one.
+    """Give this thread, and threads that it starts, a working directory of their own; return whether that was possible.
 
-    Threads of a program, such as those that write a checkpoint, run when they like: also while other ranks have theirs.
+    Threads that a program starts, such as those that write a checkpoint, run at any time, also while another rank has
+    the process.
     """
     if not hasattr(_THREAD, "has_own_folder"):
         unshare = getattr(ctypes.CDLL(None), "unshare", None)
@@ -216,7 +218,7 @@ def _has_own_folder() -> bool:
 
 
 def _rank_environment(rank: int, world_size: int) -> Any:
-    """Return the environment that torchrun would give a rank, in the form that `os.environ` keeps."""
+    """Return the environment that torchrun would give a rank, in the internal form of `os.environ._data`."""
     if not hasattr(os.environ, "_data"):
         raise UsageError(
             "ranks: this version of Python keeps the environment in an unknown way; use CPython 3.11 to 3.14"
@@ -234,21 +236,19 @@ def _rank_environment(rank: int, world_size: int) -> Any:
     return {**os.environ._data, **{encode(name): encode(str(value)) for name, value in variables.items()}}
 
 
-def _random_states(seed: str) -> tuple[Any, Any]:
-    generator = random.Random(seed)
-    return generator.getstate(), np.random.RandomState(generator.getrandbits(32)).get_state()
-
-
 @contextmanager
 def process_restored() -> Iterator[None]:
-    """Leave the process as it was: environment, directory, search path, random numbers, filters of warnings, hooks."""
+    """Restore the process after a `with` block.
+
+    That is: environment, working directory, search path, random numbers, warnings, exception hook, signal handlers.
+    """
     import signal
 
     before, environ, path, hook = _Process(), dict(os.environ), list(sys.path), sys.excepthook
     numbers = random.getstate(), np.random.get_state()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)}
     with warnings.catch_warnings():
-        warnings.simplefilter("default")  # as in a process of the program's own, whatever the tests make of warnings
+        warnings.simplefilter("default")  # as outside of tests, which may turn warnings into errors
         warnings.showwarning = _show_warning
         try:
             yield
@@ -259,7 +259,7 @@ def process_restored() -> Iterator[None]:
             for name in set(os.environ) - set(environ):
                 del os.environ[name]
             os.environ.update(environ)
-            sys.path[:], sys.excepthook = path, hook  # torch prefixes tracebacks with the rank
+            sys.path[:], sys.excepthook = path, hook  # torch sets a hook that adds the rank to tracebacks
             for number, handler in handlers.items():
                 if handler is not None and signal.getsignal(number) is not handler:
                     signal.signal(number, handler)

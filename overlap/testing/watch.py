@@ -1,11 +1,11 @@
-"""Observation of a rank's PyTorch: times of its functions, tensors used too early, memory, weights."""
+"""Watches of a rank's PyTorch: times of its functions, tensors used too early, memory, weights."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import xxhash
@@ -16,35 +16,49 @@ from ..torch.operations import exclude_from_compiler, frame_line, users_frame
 from .batches import Batches, nested_tensors
 from .record import Issue, Record, Touch, WeightRecord
 from .role_watch import RoleWatch
-from .tensor_parts import digest, local_tensor, part_label
+from .tensor_parts import digest, local_tensor, shard_label
 from .threads import RankThread
 
-# Time of a function of torch: a launch, and what a device of 1 TB/s and 100 TFLOP/s takes; the same on every machine.
+# Virtual time of a function of torch: a launch, plus its bytes at 1 TB/s and its flops at 100 TFLOP/s.
 LAUNCH_NS, BYTES_PER_NS, FLOPS_PER_NS = 2_000, 1_000, 100_000
 
 
+class ArrayMemory(NamedTuple):
+    """The memory of an array that an operation reads or writes."""
+
+    address: int
+    nbytes: int
+    is_written: bool
+
+
 class Watch(TorchDispatchMode):  # type: ignore[misc]
-    """Mode that observes every function of torch on a rank; where `timed`, they take time by bytes and flops.
+    """Mode of torch that watches every function that a rank calls: its time, its memory, and tensors in flight.
+
+    Attributes:
+        rank: The rank.
+        inside: Greater than 0 while code of overlap runs, which is not watched.
+        roles: Watch of roles, until the first forward; then None.
 
     Args:
         thread: Thread of the rank.
-        record: What tests know of the run.
+        record: The record of the run.
+        timed: Whether functions take virtual time, by their bytes and flops.
     """
 
     def __init__(self, thread: RankThread[Any], record: Record, *, timed: bool = True) -> None:
         super().__init__()
         self._thread, self._record, self._timed = thread, record, timed
         self.rank: int = thread.rank.rank
-        self.inside: int = 0  # our own code, which may use what is in flight
-        self._flying: dict[int, tuple[Issue, int, bool]] = {}  # by address: its bytes, and whether it is written
-        self._touched: set[str] = set()
-        self._live_bytes = 0
-        self._seen: set[int] = set()
-        self.roles: RoleWatch | None = None  # until the first forward
+        self.inside: int = 0
+        self._flying: dict[int, tuple[Issue, ArrayMemory]] = {}  # operations under way, by address of their arrays
+        self._touched: set[str] = set()  # lines of operations for which a use in flight was recorded
+        self._live_bytes = 0  # bytes of the tensors that the rank holds
+        self._seen: set[int] = set()  # storages that are counted in these bytes
+        self.roles: RoleWatch | None = None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not time or check functions of torch within a block."""
+        """Do not watch functions of torch during a `with` block."""
         self.inside += 1
         try:
             yield
@@ -53,13 +67,12 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
 
     # -- operations under way ----------------------------------------------------------------------------------------
 
-    def operation_issued(self, issue: Issue, arrays: list[tuple[int, int, bool]]) -> None:
-        """Note the memory of an operation until its program has waited for it."""
-        for address, nbytes, written in arrays:
-            self._flying[address] = issue, nbytes, written
+    def operation_issued(self, issue: Issue, arrays: list[ArrayMemory]) -> None:
+        """Add the memory of an operation to the memory in flight, until the program has waited for it."""
+        self._flying.update((array.address, (issue, array)) for array in arrays)
 
     def operation_awaited(self, issue: Issue) -> None:
-        """Drop the memory of an operation that the program has waited for."""
+        """Remove the memory of an operation that the program has waited for from the memory in flight."""
         if self._flying:
             self._flying = {address: flying for address, flying in self._flying.items() if flying[0] is not issue}
 
@@ -67,28 +80,32 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: `exclude_from_compiler` keeps dynamo away, without a slow import of the compiler."""
+        """Return False, for a private hook of torch.
+
+        With True, torch would wrap the methods of this mode so that dynamo skips them, and import the compiler for
+        that, which is slow. `exclude_from_compiler` keeps dynamo away instead.
+        """
         return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Return True: compile frames below this mode, which observes the functions of the compiled code."""
+        """Return True, so that torch compiles frames under this mode; it watches the functions of compiled code."""
         return True
 
     @exclude_from_compiler
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call a function of torch, check its arguments, and add its time."""
+        """Call a function of torch; check its arguments, and count its time and memory."""
         kwargs = kwargs or {}
-        if func is torch.ops.aten.lift_fresh.default:  # the end of torch.tensor(...), whose memory is new
+        if func is torch.ops.aten.lift_fresh.default:  # called by torch.tensor(...) with the new tensor
             self._count_memory(args[0])
         if self.roles is not None and not self.inside and self.roles.is_first_forward(func, nested_tensors(args)):
             self.roles = None
         if self.inside or func.is_view or func.namespace not in ("aten", "prims"):
             return func(*args, **kwargs)
         if self._flying:
-            self._check_arguments(func, args, kwargs)
+            self._record_conflicts(func, args, kwargs)
         out = func(*args, **kwargs)
         tensors = [
             tensor for tensor in nested_tensors((args, out)) if type(tensor) in (torch.Tensor, torch.nn.Parameter)
@@ -101,33 +118,41 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         self._count_memory(out)
         return out
 
-    def _check_arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        schema = func._schema.arguments
-        for position, value in enumerate(args):
-            writes = position < len(schema) and bool(
-                schema[position].alias_info and schema[position].alias_info.is_write
-            )
-            for tensor in nested_tensors(value):
-                self._check_tensor(tensor, writes, func)
-        for name, value in kwargs.items():
-            for tensor in nested_tensors(value):
-                self._check_tensor(tensor, name == "out", func)
+    def _record_conflicts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record arguments of a function that conflict with operations under way, see `_record_tensor_conflicts`.
 
-    def _check_tensor(self, tensor: Any, writes: bool, func: Any) -> None:
-        """Record the use of a tensor that an operation under way still reads or writes."""
+        Args:
+            func: The function.
+            args: Positional arguments of the call.
+            kwargs: Keyword arguments of the call.
+        """
+        aliases = (argument.alias_info for argument in func._schema.arguments)
+        are_written = (alias is not None and alias.is_write for alias in aliases)
+        values = [*zip(args, are_written, strict=False), *((value, name == "out") for name, value in kwargs.items())]
+        for value, is_written in values:
+            for tensor in nested_tensors(value):
+                self._record_tensor_conflicts(tensor, is_written, func)
+
+    def _record_tensor_conflicts(self, tensor: Any, is_written: bool, func: Any) -> None:
+        """Record a `Touch` if a tensor shares memory with an operation under way, and one of the two writes it.
+
+        For each line that issues operations, only the first such use is recorded.
+
+        Args:
+            tensor: An argument of a function.
+            is_written: Whether the function writes the tensor.
+            func: The function.
+        """
         if not _has_memory(tensor) or not tensor.numel():
             return
         start = tensor.data_ptr()
-        for address, (issue, nbytes, written) in self._flying.items():
-            shared = start <= address < start + tensor.nbytes or address <= start < address + nbytes
-            if shared and (written or writes) and issue.call.site not in self._touched:
+        for address, (issue, array) in self._flying.items():
+            shared = start <= address < start + tensor.nbytes or address <= start < address + array.nbytes
+            if shared and (array.is_written or is_written) and issue.call.site not in self._touched:
                 self._touched.add(issue.call.site)
-                self._record.touches.append(
-                    Touch(
-                        rank=self.rank, issue=issue, line=frame_line(users_frame()),
-                        how="written" if writes else "read", by=str(func.overloadpacket.__name__),
-                    )
-                    )  # fmt: skip
+                how, by = "written" if is_written else "read", str(func.overloadpacket.__name__)
+                touch = Touch(rank=self.rank, issue=issue, line=frame_line(users_frame()), how=how, by=by)
+                self._record.touches.append(touch)
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -147,62 +172,84 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
                 weakref.finalize(storage, self._release_memory, key, nbytes)
 
     def _drop_reused(self, start: int, nbytes: int) -> None:
-        """Drop operations with memory that a new tensor got: they ended, and the program never waits for them."""
+        """Remove operations from those in flight if a new tensor has their memory.
+
+        Their memory was freed, so they have ended, although the program has not waited for them. Otherwise uses of the
+        new tensor would be reported.
+
+        Args:
+            start: Address of the new tensor's memory.
+            nbytes: Length of the memory.
+        """
         if self._flying:
             self._flying = {
                 address: flying for address, flying in self._flying.items() if not start <= address < start + nbytes
             }
 
     def _release_memory(self, key: int, nbytes: int) -> None:
+        """Subtract freed memory from the live bytes; forget its key, which another storage may get."""
         self._seen.discard(key)
         self._live_bytes -= nbytes
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is an array in the memory of this process, and no wrapper of others."""
+    """Whether a tensor is a plain array in the memory of this process, not a wrapper of other tensors."""
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     return is_plain and tensor.layout is torch.strided and tensor.device.type == "cpu"
 
 
 class ModelWatch:
-    """Weights of one rank: the parameters of its optimizers, by the names that they have in its modules."""
+    """Watch of one rank's models and optimizers: it records the weights before the first and after each update.
 
-    rank: int
+    Args:
+        rank: The rank.
+        record: The record of the run.
+    """
 
     def __init__(self, rank: int, record: Record) -> None:
-        self.rank, self._record = rank, record
-        self._modules: dict[int, torch.nn.Module] = {}
-        self._optimized: dict[int, torch.Tensor] = {}
-        self._updates = self._joins = 0
-        self._summed: list[tuple[int, int]] = []  # where all ranks have added something up since the last update
-        self._sums = False  # whether every update so far was made of such gradients only
-        self.wrapped: bool = False  # whether DistributedDataParallel keeps them alike
+        self._record = record
+        self.rank: int = rank
+        self._modules: dict[int, torch.nn.Module] = {}  # by id
+        self._optimized: dict[int, torch.Tensor] = {}  # parameters that an optimizer has updated, by id
+        self._updates = self._joins = 0  # updates since the last `Join` context; such contexts
+        self._updating: Any = None  # the outermost optimizer whose update is under way
+        self._lacking: tuple[str, ...] = ()  # names of weights without a gradient in that update
+        # Memory, as (start, end), that all ranks have added up since the last update.
+        self._summed: list[tuple[int, int]] = []
+        self._sums = False  # whether all gradients of all updates so far were in such memory
+        self.wrapped: bool = False  # whether DistributedDataParallel keeps the weights of ranks equal
         self.roles: RoleWatch = RoleWatch(rank, record, self.labelled)
-        self.batches: Batches | None = None  # where runs are compared
-        self.known: dict[int, torch.Tensor] = {}  # parameters of all optimizers, where runs are compared
-        self.issued: int = 0  # operations
+        self.batches: Batches | None = None  # recorder of updates, if runs are compared
+        self.known: dict[int, torch.Tensor] = {}  # parameters of all optimizers, by id, if runs are compared
+        self.issued: int = 0  # number of operations that the rank has issued
 
     @property
     def expects_same_weights(self) -> bool:
-        """Whether the program means its ranks to have the same weights."""
+        """Whether ranks should have the same weights: by DistributedDataParallel, or as they add up all gradients."""
         return self.wrapped or self._sums
 
-    def operation_issued(self, issue: Issue, size: int, arrays: list[tuple[int, int, bool]]) -> None:
-        """Note the memory that an operation adds up over all ranks."""
+    def operation_issued(self, issue: Issue, size: int, arrays: list[ArrayMemory]) -> None:
+        """Count an operation; if it adds up over all ranks, keep the memory of its result for `before_update`.
+
+        Args:
+            issue: The operation.
+            size: Number of ranks of the world.
+            arrays: Memory of the operation's arrays.
+        """
         self.issued += 1
         self.roles.operation_issued(issue)
         if issue.call.op == "all_reduce" and len(issue.call.members) == size:
-            self._summed += [(address, address + nbytes) for address, nbytes, written in arrays if written]
+            self._summed += [(array.address, array.address + array.nbytes) for array in arrays if array.is_written]
 
     def add_module(self, module: torch.nn.Module) -> None:
-        """Note a module that has parameters, or modules."""
+        """Add a module to those whose parameters are watched, unless it is a wrapper of the model."""
         if not isinstance(module, _WRAPPERS):
             self._modules[id(module)] = module
 
     def before_update(self, optimizer: Any) -> None:
-        """Note the gradients of an update that begins, and before the first one record the weights."""
+        """Look at the gradients of an update that begins; before the first update, record the weights."""
         if self._updating is not None and self._updating is not optimizer:
-            return  # an optimizer within another one, such as ZeroRedundancyOptimizer's, which then passes weights on
+            return  # an optimizer inside another one, such as that of ZeroRedundancyOptimizer: the outer one counts
         self._updating = optimizer
         fresh = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in self._optimized]
         self._optimized.update((id(p), p) for p in fresh)
@@ -213,16 +260,13 @@ class ModelWatch:
             (self._sums or not (self._updates or self._joins)) and bool(gradients) and all(map(self._is_sum, gradients))
         )
         self._summed.clear()
-        names = self.names()
+        names = self.parameter_names()
         self._lacking = tuple(
             names.get(id(p), "?") for group in optimizer.param_groups for p in group["params"]
-            if p.requires_grad and p.grad is None and p.numel()  # FSDP1 leaves a rank without a part of some
+            if p.requires_grad and p.grad is None and p.numel()  # with FSDP1, a rank may have an empty part
         )  # fmt: skip
         if self.batches is not None:
             self.batches.before_update(optimizer, self.issued)
-
-    _lacking: tuple[str, ...] = ()
-    _updating: Any = None  # the outermost optimizer whose update is under way
 
     def after_update(self, optimizer: Any) -> None:
         """Record the weights after an update."""
@@ -234,12 +278,12 @@ class ModelWatch:
         self._record_weights(self._lacking, optimizer)
 
     def restart_updates(self) -> None:
-        """Restart the count of updates: ranks made different numbers of them on uneven inputs."""
+        """Restart the count of updates, after a `Join` context in which ranks made different numbers of updates."""
         self._joins += 1
         self._updates = 0
 
     def _is_sum(self, gradient: torch.Tensor) -> bool:
-        """Whether a gradient is in memory that all ranks have added up."""
+        """Whether a gradient is in memory that all ranks have added up since the last update."""
         if type(gradient) is not torch.Tensor or gradient.layout is not torch.strided:
             return False
         return any(begin <= gradient.data_ptr() < end for begin, end in self._summed)
@@ -255,38 +299,49 @@ class ModelWatch:
             )
         )  # fmt: skip
 
-    def names(self) -> dict[int, str]:
-        """Return the name of each parameter by the id of its tensor, as the outermost module with it gives the name."""
-        inner = {id(child) for module in self._modules.values() for child in module.children()}
+    def parameter_names(self) -> dict[int, str]:
+        """Return the name of each parameter, by the id of its tensor.
+
+        A parameter of nested modules has the name that the outermost module gives it, such as "layers.0.weight".
+        """
+        inner_ids = {id(child) for module in self._modules.values() for child in module.children()}
         names: dict[int, str] = {}
-        for module in sorted(self._modules.values(), key=lambda module: id(module) in inner):
+        outermost_first = sorted(self._modules.values(), key=lambda module: id(module) in inner_ids)
+        for module in outermost_first:
             for name, parameter in module.named_parameters():
                 names.setdefault(id(parameter), name.replace("_fsdp_wrapped_module.", ""))
         return names
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return what this rank has of each parameter of `labelled`."""
+        """Return this rank's shard of each parameter, by the names of `labelled`."""
         return {name: local_tensor(parameter).detach() for name, parameter in self.labelled().items()}
 
     def labelled(self) -> dict[str, torch.Tensor]:
-        """Return the optimised parameters, or all without an optimizer; the name of a part has its position.
+        """Return the optimised parameters by name; without an optimizer, all parameters.
 
-        Models may have parameters of one name: the second one is "weight of model 2".
+        The name of a shard ends with its position, " [part 0]". If two models have a parameter "weight", the second one
+        is "weight of model 2".
         """
-        return self._label_parameters(self._optimized or self._parameters(), part_label)
+        return self._label_parameters(self._optimized or self._parameters(), shard_label)
 
     def bare_names(self) -> dict[str, torch.Tensor]:
-        """Return all parameters by names without the position of a part."""
+        """Return all parameters by name; names have no position of a shard."""
         return self._label_parameters({**self._parameters(), **self.known}, lambda value, rank: "")
 
     def _parameters(self) -> dict[int, torch.Tensor]:
+        """Return the parameters of all modules by the id of their tensor."""
         return {id(p): p for module in self._modules.values() for p in module.parameters()}
 
     def _label_parameters(
         self, chosen: dict[int, torch.Tensor], label_part: Callable[[torch.Tensor, int], str]
     ) -> dict[str, torch.Tensor]:
-        """Return parameters by name, and the number of their model."""
-        names = self.names()
+        """Return parameters by name; a second one with the same name gets " of model 2", and so on.
+
+        Args:
+            chosen: Parameters by id.
+            label_part: Returns the text on a rank's shard of a parameter, "" for a whole one; see `shard_label`.
+        """
+        names = self.parameter_names()
         labelled: dict[str, torch.Tensor] = {}
         for number, (key, value) in enumerate(chosen.items()):
             name, part, model = names.get(key, f"parameter {number}"), label_part(value, self.rank), 1
@@ -297,14 +352,15 @@ class ModelWatch:
 
 
 def _group_settings(group: dict[str, Any]) -> dict[str, str]:
+    """Return the settings of an optimizer's parameter group as texts, such as {"lr": "0.1"}, to compare ranks."""
     return {name: repr(value) for name, value in group.items() if isinstance(value, _VALUES)}
 
 
-# Modules whose only module is the model, by another name.
+# Modules that wrap a model: its parameters keep the names that they have in the model.
 _WRAPPERS = (torch.nn.parallel.DistributedDataParallel,)
 _VALUES = (bool, int, float, str, tuple, torch.Tensor)
 
 
 def random_digest() -> str:
-    """Return a digest of the state of torch's random numbers."""
+    """Return a digest of the state of torch's random number generator."""
     return xxhash.xxh64_hexdigest(memoryview(torch.default_generator.get_state().numpy()))

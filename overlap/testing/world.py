@@ -1,4 +1,4 @@
-"""World of a test: simulated ranks with a record of their operations, and with planned faults."""
+"""World of a test: simulated ranks with planned faults, whose operations are recorded."""
 
 from __future__ import annotations
 
@@ -35,19 +35,24 @@ if TYPE_CHECKING:
 
 
 _EXCHANGES = ("all_to_all", "all_to_all_single")
-"""Calls of PyTorch that are operations, or several messages, of other names."""
+"""Calls of PyTorch that overlap carries out as another operation, or as several messages."""
 
 _RELEASED = 1000
-"""Operations of a released rank that wait for no other rank."""
+"""Number of operations after its release for which a released rank waits for no other rank."""
 
 
 class RecordingInjector(FaultInjector):
-    """Injector of planned faults, and of the order of a seed, into operations, all of which are recorded.
+    """Injector of planned faults, and of the order that a seed decides. It records all operations.
+
+    Attributes:
+        record: The record of the run.
+        unfinished: By id of an operation that has not ended: its record, and the operation.
+        released: By rank, the index of the operation from which on its operations wait for no other rank.
 
     Args:
-        plan: Planned faults.
-        kernel: Moves the virtual clock.
-        record: What tests know of the run.
+        plan: The planned faults.
+        kernel: Kernel of the simulation, which moves the virtual clock.
+        record: The record to fill.
     """
 
     fates: FaultPlan
@@ -56,47 +61,39 @@ class RecordingInjector(FaultInjector):
     def __init__(self, plan: FaultPlan, kernel: Kernel, record: Record) -> None:
         super().__init__(plan, kernel)
         plan.on_stop, self.record = self._stop_for_ever, record
-        self.unfinished: dict[int, tuple[Issue, CollectiveFuture[Any]]] = {}  # by the id of one that has not ended
-        self.released: dict[int, int] = {}  # by rank: the index from which its operations wait for no other rank
-        self._counts: dict[int, int] = {}
-        self._identities: dict[int, tuple[object, str]] = {}  # by the id of a communicator, which is kept
-        self._opened: Counter[str] = Counter()  # how often each was opened: those of messages close when they are idle
+        self.unfinished: dict[int, tuple[Issue, CollectiveFuture[Any]]] = {}
+        self.released: dict[int, int] = {}
+        self._counts: dict[int, int] = {}  # index of the last operation, by rank
+        # By id of a communicator or lane: the object, which keeps its id from being used again, and its name.
+        self._identities: dict[int, tuple[object, str]] = {}
+        self._opened: Counter[str] = Counter()  # how often each lane was opened; idle lanes are closed
 
     def issued(self, place: Place, operation: Any) -> None:
         """Record an operation when a rank issues it, and its outcome when it ends.
 
         A receive from any source is issued again once its sender is known; its record then gets the sender.
         """
-        rank, message = operation.context.rank, operation if isinstance(operation, Message) else None
+        rank = operation.context.rank
         if isinstance(place, Port):
-            operation.port, operation.seq = place, place.next_seq  # as it is about to be
+            operation.port, operation.seq = place, place.next_seq  # values that it gets after this call
         key = self._place_name(place.communicator if isinstance(place, Port) else operation.lane)
-        if id(operation) in self.unfinished:  # a receive from any source, which has found one
+        if id(operation) in self.unfinished:  # a receive from any source, whose sender is known now
             issue = self.unfinished[id(operation)][0]
             issue.call = structs.replace(issue.call, key=key, members=operation.members, any_source=False)
             issue.seq = operation.seq
             return
         index = self._counts[rank] = self._counts.get(rank, -1) + 1
-        call = CallRecord(
-            op=operation.op if message is None else "recv" if message.receives else "send",
-            site=os.path.basename(operation.call_site),
-            name=operation.name if operation.name in _EXCHANGES else "",
-            key=key or f"any source, {rank}, {index}",
-            group=operation.group.name,
-            members=operation.members,
-            tag=0 if message is None else message.tag,
-            any_source=message is not None and message.asked is None,
-        )
+        call = _describe_call(operation, key or f"any source, {rank}, {index}")
         issue = Issue(
             rank=rank, index=index, call=call, seq=operation.seq, issued_ns=operation.context.now_ns(),
-            lost=rank in self.record.stopped, ahead=_strategy_issues(),
+            lost=rank in self.record.stopped, ahead=_is_issued_by_strategy(),
         )  # fmt: skip
         self.record.issues.append(issue)
         self.unfinished[id(operation)] = issue, operation
         _describe_arrays(issue, operation)
 
         def record_end() -> None:
-            """Note end, failure and wait of the operation; a withdrawn receive leaves the record."""
+            """Record end, failure and wait of the operation; a cancelled receive is removed from the record."""
             self.unfinished.pop(id(operation), None)
             if issue.call.op == "recv" and operation.state is CANCELLED:  # nobody waits for its message
                 self.record.issues.remove(issue)
@@ -111,15 +108,20 @@ class RecordingInjector(FaultInjector):
         call_when_done(operation, Onlooker(record_end))
 
     def waits_for_none(self, operation: Operation) -> bool:
-        """Whether an operation of a released rank ends without the other ranks; a loop that they end goes no further.
+        """Whether an operation is of a released rank, and ends at once, without the other ranks.
 
-        Its result has whatever is in its memory: only the order of operations counts then.
+        This holds only for the first `_RELEASED` operations after the release, so that a loop which other ranks would
+        end cannot run for ever. The values of the result are arbitrary: only the order of operations counts then.
         """
         first = self.released.get(operation.context.rank)
+        # The index of the operation, counted from the release on.
         return first is not None and 0 <= self.unfinished[id(operation)][0].index - first < _RELEASED
 
     def arrive(self, place: Place, operation: Operation) -> None:
-        """Let a rank's operation arrive, in turn if a seed decides, unless a planned fault stops it."""
+        """Let a rank's operation arrive, when it is the rank's turn if a seed decides turns.
+
+        It does not arrive if the rank is dead, or a planned fault stops it.
+        """
         plan = self.fates
         if self.waits_for_none(operation):
             now_ns = operation.context.now_ns()
@@ -131,38 +133,40 @@ class RecordingInjector(FaultInjector):
             super().arrive(place, operation)
 
     def _stop_for_ever(self, operation: Operation) -> None:
-        """Stop a rank for ever, without any notice to other ranks."""
+        """Stop a rank for ever at an operation, without a notice to other ranks."""
         operation.lock()
         rank, first = operation.context.rank, self.unfinished[id(operation)][0]
         for issue, _ in self.unfinished.values():
-            issue.lost = issue.lost or (issue.rank == rank and issue.index >= first.index)  # also what it issued ahead
+            # Also operations that the rank has issued ahead of this one.
+            issue.lost = issue.lost or (issue.rank == rank and issue.index >= first.index)
         self.record.stopped.add(rank)
         self.record.left[rank] = "was stopped by a fault"
         self.stop(rank)
 
     def drop_withdrawn(self) -> None:
-        """Drop receives with a cancelled await from the record: nobody waits for their messages."""
+        """Remove receives whose await was cancelled from the record: nobody waits for their messages."""
         for issue, operation in self.unfinished.values():
             if operation.state is PARKED:
                 self.record.issues.remove(issue)
 
     def record_unfinished(self, rank: int, *, sends: bool) -> None:
-        """Record operations in flight at the end of a rank's program that it never waited for.
+        """Record, as leaks, operations in flight at the end of a rank's program for which it never waited.
 
         Args:
-            sends: Whether sends count too, as in programs of PyTorch; ours may leave them to the end of a rank.
+            rank: The rank.
+            sends: Whether sends count, too, as in programs of PyTorch. In programs of overlap they need no wait.
         """
         for issue, operation in self.unfinished.values():
             counts = issue.rank == rank and not issue.ahead and (sends or issue.call.op != "send")
-            left = operation.state is PARKED  # its await was cancelled, and nobody waits for its message
+            left = operation.state is PARKED  # a receive whose await was cancelled
             if counts and not left and not issue.waited_ns and operation.awaited_ns is None:
                 leak = f"has ended without waiting for {issue.title}, which is under way"
                 self.record.leaks.append((rank, leak, issue.call.site))
 
     def _place_name(self, place: Any) -> str:
-        """Return the name of a communicator or a lane that is the same on every rank.
+        """Return a name of a communicator or a lane that is the same on every rank; "" if it has none.
 
-        Numbers of messages restart when a lane is opened again.
+        A lane that is opened again gets another name, as the numbers of its messages restart.
         """
         parts = self._identities.get(id(place))
         if parts is None and not place.identity:
@@ -174,7 +178,9 @@ class RecordingInjector(FaultInjector):
         return parts[1]
 
 
-def _strategy_issues() -> bool:
+def _is_issued_by_strategy() -> bool:
+    """Whether a strategy of `overlap.parallel` issues the present operation, by the frames of overlap on the stack."""
+    # Frame 2 is the caller of `RecordingInjector.issued`.
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and (module := frame.f_globals.get("__name__", "")).startswith("overlap."):
         if module.startswith("overlap.parallel."):
@@ -183,24 +189,46 @@ def _strategy_issues() -> bool:
     return False
 
 
+def _describe_call(operation: Any, key: str) -> CallRecord:
+    """Return the facts of an operation that is being issued, without those of its arrays, which may not exist yet.
+
+    Args:
+        operation: The operation or message.
+        key: Name of its communicator or lane, the same on all ranks.
+    """
+    is_message = isinstance(operation, Message)
+    direction = "recv" if is_message and operation.receives else "send"
+    return CallRecord(
+        op=direction if is_message else operation.op,
+        site=os.path.basename(operation.call_site),
+        name=operation.name if operation.name in _EXCHANGES else "",
+        key=key,
+        group=operation.group.name,
+        members=operation.members,
+        tag=operation.tag if is_message else 0,
+        any_source=is_message and operation.asked is None,
+    )
+
+
 def _describe_arrays(issue: Issue, operation: CollectiveFuture[Any]) -> None:
-    """Describe an operation in its issue, after its input has arrived."""
+    """Add arguments and bytes to the record of an operation, if its input exists already."""
     call = getattr(operation, "call", None)
     if call is not None:
         issue.call = structs.replace(issue.call, form=form_of(str(call)), nbytes=call.nbytes)
 
 
 _UNKNOWN_S = 1e-4
-"""Cost of a compute that states none: a test asks for order, and seldom for times."""
+"""Virtual seconds of a compute without a given cost: tests need an order, and seldom times."""
 
 
 class TestedBackend(SimulatedBackend):
     """Virtual time of a test, with planned faults and a record of all operations.
 
     Args:
-        assumptions: Machine and costs.
-        cluster: Where the ranks run.
-        plan: Planned faults.
+        assumptions: Assumptions of virtual time on machine and costs.
+        cluster: The cluster on which the ranks run.
+        plan: The planned faults.
+        record: The record to fill with all operations.
     """
 
     plan: FaultPlan
@@ -218,14 +246,14 @@ class TestedBackend(SimulatedBackend):
 
 @dataclass(slots=True, kw_only=True)
 class WorldResult:
-    """The life of a world, however it ended."""
+    """Result of a world that has ended, with or without an error."""
 
     record: Record
     results: list[Any] = field(default_factory=list)  # Results of the programs by rank; empty if the world failed
-    error: BaseException | None = None  # Error that ended the world
-    timeline: Callable[[], Timeline] | None = None  # Returns it: to read the spans takes a while
-    faults: Sequence[Fault] = ()  # Planned ones that have happened
-    unused: str = ""  # Why a planned fault has not happened, of a run that ended well
+    error: BaseException | None = None  # Error that ended the world; None: it ended without one
+    timeline: Callable[[], Timeline] | None = None  # Makes the timeline, which takes a while
+    faults: Sequence[Fault] = ()  # Planned faults that have happened
+    unused: str = ""  # Why a planned fault has not happened, if the world ended without an error; "": all have
 
 
 def simulate(
@@ -234,18 +262,26 @@ def simulate(
     timeout_s: float | None,
     wrap: Callable[[TestedBackend, World], Callable[..., Awaitable[Any]]],
 ) -> WorldResult:
-    """Run a world of ranks in virtual time; `wrap` makes the program of its ranks once the world exists."""
+    """Run a world of ranks in virtual time. An error that ends it is not raised: it is in the result.
+
+    Args:
+        clock: Backend of the world.
+        cluster: The cluster on which the ranks run.
+        timeout_s: Limit of virtual time; None: without limit.
+        wrap: Makes the async function that runs each rank, from the backend and the world.
+    """
     record, plan, size = clock.record, clock.plan, clock.record.size
     result = WorldResult(record=record, faults=plan.happened)
 
     async def live() -> list[Any]:
-        """Run the world, and note at its end which operations no rank has awaited."""
+        """Run the world, and record at its end which unfinished operations were awaited."""
         world = clock.world(size, cluster, algorithm=None)
         injector = clock.injector
 
         def stall() -> None:
-            injector.drop_withdrawn()  # before the end cancels the awaits of all others
-            world.deadlock()
+            # withdrawn: receives whose await was cancelled; now, before the end cancels the awaits of all others
+            injector.drop_withdrawn()
+            world.end_deadlocked()
 
         clock.kernel.on_stall = stall
         try:
@@ -261,7 +297,7 @@ def simulate(
     try:
         with plan.ordering_tasks():
             result.results = clock.kernel.run(live)
-        result.unused = plan.unused(size)
+        result.unused = plan.explain_unused(size)
     except Exception as error:
         result.error = error
     return result

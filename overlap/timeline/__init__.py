@@ -1,11 +1,11 @@
 """Timelines of runs: recording, measuring and drawing spans, and trace files.
 
-In the order data flows: `recording` records what a rank does; `span` is one interval of it, `columnar` many of them as
-numpy columns, and `spans` the timeline of a run. `measure/` computes figures from spans, `files/` turns spans into
-bytes and back, and `draw/` turns figures into pictures.
+In the order data flows: `recording` records what a rank does; `span` is one interval of that, `columnar` has many spans
+as numpy columns, and `spans` the timeline of a run. `measure/` computes figures from spans, `files/` writes and reads
+trace files, and `draw/` makes pictures.
 `explain`, a package of its own, judges: in one sentence why a job is slow.
 
-All of it is pure. Importing this package loads the recording only: every program pays for that, few look at a timeline.
+Importing this package loads only the recording, which every program needs; few programs look at a timeline.
 """
 
 from importlib import import_module

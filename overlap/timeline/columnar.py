@@ -24,10 +24,10 @@ Rows: TypeAlias = NDArray[np.intp]
 
 
 class SpanGroup(NamedTuple):
-    """The ranks of an operation. The messages of two ranks with different tags are of different groups."""
+    """The group of an operation. Messages count as groups of two ranks, one for each direction and tag."""
 
     name: str
-    ranks: tuple[int, ...]  # In the group's order; of messages, the source and the destination
+    ranks: tuple[int, ...]  # In the group's order; for messages (source, destination)
     tag: int = 0  # tag of a message; 0 for collectives
 
 
@@ -37,7 +37,7 @@ NO_GROUP = SpanGroup("", ())
 KINDS: tuple[Kind, ...] = ("compute", "comm", "step", "program", "wires", "copy")
 ROLES: tuple[Role, ...] = get_args(Role)
 NONE = int(np.iinfo(np.int64).min)
-"""Stands for a step, an instant of the call or an instant of the await that is not known."""
+"""Value of `step`, `issued_ns` and `awaited_ns` in a column where there is none, or it is unknown."""
 
 INT64_COLUMNS = ("start_ns", "end_ns", "issued_ns", "met_ns", "seq", "nbytes", "priority", "step", "awaited_ns")
 """Columns of 64 bits, in the order in which packed columns store them."""
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class Table(dict[T, int]):
-    """Assigns the next number to each new item."""
+    """Dict that numbers items: looking up a new item adds it with the next number, from 0."""
 
     def __missing__(self, item: T) -> int:
         self[item] = number = len(self)
@@ -63,8 +63,8 @@ class Table(dict[T, int]):
 class SpanColumns:
     """Columns of n spans; the fields of a `Span` and of its `CollectiveInfo` give the meaning of each column."""
 
-    texts: tuple[str, ...]  # The table of names, places and the like
-    groups: tuple[SpanGroup, ...]  # The table of groups
+    texts: tuple[str, ...]  # Table of texts; the columns of `TEXTS` hold indexes into it
+    groups: tuple[SpanGroup, ...]  # Table of groups; the column `group` holds indexes into it
     rank: Int64s
     start_ns: Int64s
     end_ns: Int64s
@@ -90,40 +90,43 @@ class SpanColumns:
 
     @property
     def is_operation(self) -> Mask:
-        """Mask of the spans of operations, which have a `CollectiveInfo`; n booleans."""
+        """Mask of the spans that are operations, that is, have a `CollectiveInfo`."""
         return self.op >= 0
 
     @property
     def operation_kind(self) -> Int64s:
-        """A number for the group, lane and operation of each span; the ends of one operation also have one `seq`."""
+        """One number for the (group, lane, operator) of each span.
+
+        Two spans are of one operation, on two ranks, if this number and `seq` are equal.
+        """
         texts = len(self.texts) + 1
         return cast(Int64s, (self.group.astype(np.int64) * texts + self.lane) * texts + self.op)
 
     @property
     def called_ns(self) -> Int64s:
-        """Instant of the call behind each span, never after its start; its start if the call is not known."""
+        """Instant at which the program issued each span: at most its start, and its start if that is unknown."""
         known = np.where(self.issued_ns == NONE, self.start_ns, self.issued_ns)
         return cast(Int64s, np.minimum(known, self.start_ns))
 
     @property
     def moved_ns(self) -> Int64s:
-        """Instant at which the bytes of each operation began to move; the start of other spans."""
+        """Instant at which the bytes of each operation began to move; for other spans, the start."""
         within_ns = np.minimum(np.maximum(self.met_ns, self.start_ns), self.end_ns)
         return cast(Int64s, np.where(self.is_operation, within_ns, self.start_ns))
 
     def is_kind(self, kind: Kind) -> Mask:
-        """Return the mask of the spans of a kind; n booleans."""
+        """Return a mask of the spans of a kind."""
         return cast(Mask, self.kind == KINDS.index(kind))
 
     @classmethod
     def from_named(
         cls, columns: Mapping[str, NDArray[np.integer]], texts: Iterable[str], groups: Iterable[SpanGroup]
     ) -> SpanColumns:
-        """Return the columns of n spans, with the given tables of texts and groups, converted to the fields' types.
+        """Return spans from a dict of columns; the columns are converted to the fields' types.
 
         Args:
-            columns: By name: "rank" and others, each of n integers. Those that are left out say that the spans are no
-                operations (-1), that an instant or a step is not known (`NONE`), or are 0.
+            columns: Integer columns by name; "rank" is required. Columns left out are -1 for `op` (no operation),
+                `NONE` for `step`, `issued_ns` and `awaited_ns`, and 0 for the rest.
             texts: The table of texts; text 0 is "".
             groups: The table of groups; group 0 is `NO_GROUP`.
         """
@@ -138,12 +141,13 @@ class SpanColumns:
 
     @classmethod
     def concatenate(cls, parts: Iterable[SpanColumns]) -> SpanColumns:
-        """Return the columns of several parts, one after the other, with tables of only the texts and groups in use."""
+        """Join the spans of several parts, in their order. The new tables have only texts and groups in use."""
         texts, groups = Table[str](), Table[SpanGroup]()
+        # Looking up a new item adds it: index 0 becomes "" and `NO_GROUP`.
         texts[""], groups[NO_GROUP]
         joined_parts = [cls.from_named({"rank": np.zeros(0, np.int64)}, (), ())]
-        for part in parts:  # a part of a timeline shares the tables of the whole
-            # New index of each old one in the tables of the part; the last element is for -1, no text.
+        for part in parts:
+            # By old index in the tables of the part, the new index; the last element is for -1, no text.
             text_index, group_index = np.full(len(part.texts) + 1, -1, np.int32), np.zeros(len(part.groups), np.int32)
             for number in np.unique(np.concatenate([np.unique(getattr(part, name)) for name in TEXTS])).tolist():
                 text_index[number] = texts[part.texts[number]] if number >= 0 else -1
@@ -155,23 +159,25 @@ class SpanColumns:
         return cls(texts=tuple(texts), groups=tuple(groups), **columns)
 
     def take(self, which: Mask | Rows) -> SpanColumns:
-        """Return the columns of some spans: a mask keeps their order, row numbers give the order."""
+        """Return some of the spans: by a mask in their order, by row numbers in the order of the numbers."""
         return replace(self, **{name: getattr(self, name)[which] for name in _COLUMNS})
 
     def rows_by_rank(self, which: Mask) -> dict[int, Rows]:
-        """Return the row numbers of selected spans by rank, ranks ascending; the rows of a rank keep their order."""
+        """Return the row numbers of the spans in a mask, by rank, ranks ascending; rows of a rank keep their order."""
         rows = np.flatnonzero(which)
         rank = self.rank[rows]
         if rank.min(initial=0) >= 0 and rank.max(initial=0) < 1 << 15:
             rank = rank.astype(np.int16)  # NumPy sorts 16 bits by counting
         rows = rows[np.argsort(rank, kind="stable")]
+        # `split` cuts at the first row of each rank but the first.
         ranks, firsts = np.unique(self.rank[rows], return_index=True)
         return dict(zip(ranks.tolist(), np.split(rows, firsts[1:]), strict=False))
 
     def timeline_order(self) -> Rows:
-        """Return the row numbers in the order of a timeline: by start, then by all that tells spans apart."""
+        """Return the row numbers in the order of a timeline: by start, rank, kind, lane, end, name and number."""
         by_start = np.argsort(self.start_ns, kind="stable")
         starts = self.start_ns[by_start]
+        # same[i]: whether span i starts at the instant of span i - 1. A span is tied if this holds for it or the next.
         same = np.concatenate([[False], starts[1:] == starts[:-1], [False]])
         tied = same[1:] | same[:-1]
         if tied.any():  # few spans begin at one instant, and one key sorts faster than seven
@@ -181,26 +187,32 @@ class SpanColumns:
         return by_start
 
     def _order_keys(self) -> list[Int64s | Int32s]:
-        """Return the columns by which spans are sorted, the most significant first: texts by alphabet, not by index."""
-        # Alphabetical position of each text; the last element is for -1, no text.
-        place = np.empty(len(self.texts) + 1, np.int32)
-        place[sorted(range(len(self.texts)), key=self.texts.__getitem__)] = np.arange(len(self.texts), dtype=np.int32)
+        """Return the sort keys of spans, the most significant first. Texts are sorted by alphabet, not by index."""
+        alphabetical = sorted(range(len(self.texts)), key=self.texts.__getitem__)
+        # Alphabetical position of each text; the last element is for index -1, no text, which comes first.
+        place = np.full(len(self.texts) + 1, -1, np.int32)
+        place[alphabetical] = np.arange(len(self.texts), dtype=np.int32)
         seq = np.where(self.is_operation, self.seq, -1)
         kind, lane, name = _KIND_ORDER[self.kind], place[self.lane], place[self.name]
         return [self.start_ns, self.rank, kind, lane, self.end_ns, name, seq]
 
     def near(self, window: Interval) -> Mask:
-        """Return the mask of spans that touch a window, or touch an operation that touches the window.
+        """Return a mask of the spans that are needed to measure a window.
 
-        Every rank of an operation that touches the window takes part when its last rank comes, so that one look from
-        the first to the last instant of such operations finds all of them.
+        These are the spans that touch the window, and on all ranks the spans of the operations that touch it. All spans
+        of an operation touch the instant at which its last rank arrives. So the latter are found between the first
+        start and the last end of the operations in the window.
+
+        Args:
+            window: First and last instant.
         """
-        if window[0] <= self.start_ns.min(initial=window[0]) and self.end_ns.max(initial=window[1]) <= window[1]:
+        first_ns, last_ns = window
+        if first_ns <= self.start_ns.min(initial=first_ns) and self.end_ns.max(initial=last_ns) <= last_ns:
             return np.ones(len(self), bool)
-        touches = (self.end_ns >= window[0]) & (self.start_ns <= window[1])
-        operations = touches & self.is_operation
-        first_ns = min(window[0], int(self.start_ns[operations].min(initial=window[0])))
-        last_ns = max(window[1], int(self.end_ns[operations].max(initial=window[1])))
+        operations = (self.end_ns >= first_ns) & (self.start_ns <= last_ns) & self.is_operation
+        first_ns = int(self.start_ns[operations].min(initial=first_ns))
+        last_ns = int(self.end_ns[operations].max(initial=last_ns))
+        # Operations count from their call on, as they may be queued in the window.
         begun_ns = np.where(self.is_operation, self.called_ns, self.start_ns)
         return (self.end_ns >= first_ns) & (begun_ns <= last_ns)
 
@@ -226,21 +238,37 @@ class SpanColumns:
 
 
 def run_starts(*keys: NDArray[np.integer]) -> Rows:
-    """Return the first row of each run of equal rows, ascending, in sorted columns of n rows; empty if n is 0."""
+    """Return the first row of each run of equal rows: columns [5, 5, 7] and [1, 1, 1] give [0, 2]."""
     begins = np.ones(len(keys[0]), bool)
     begins[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
     return np.flatnonzero(begins)
 
 
+def run_lengths(firsts: Rows, count: int) -> Rows:
+    """Return the length of each run of rows: `firsts` [0, 2] (see `run_starts`) and `count` 3 rows give [2, 1]."""
+    return np.diff(np.append(firsts, count))
+
+
+def sum_by(index: Rows | NDArray[np.int8], numbers: Int64s, size: int) -> Int64s:
+    """Add up numbers by index, exactly: index [0, 2, 0], numbers [3, 4, 5] and size 3 give [8, 0, 4]."""
+    sums = np.zeros(size, np.int64)
+    np.add.at(sums, index, numbers)
+    return sums
+
+
 class SpanList(Sequence[Span]):
-    """List of spans over columns; each `Span` object is made once, on first access."""
+    """List of spans over columns; each `Span` object is made once, on first access.
+
+    Args:
+        columns: The columns, whose order is that of the list.
+    """
 
     def __init__(self, columns: SpanColumns) -> None:
         self.columns = columns
         self._span_objects: dict[int, Span] = {}  # by row
 
     def spans_at(self, rows: Sequence[int]) -> list[Span]:
-        """Return the spans at some rows, in that order; makes only the objects that do not exist yet."""
+        """Return the spans at some rows, in the order of `rows`; each object is made once."""
         objects = self._span_objects
         if missing := [row for row in rows if row not in objects]:
             objects.update(zip(missing, self.columns.take(np.array(missing)).spans(), strict=True))

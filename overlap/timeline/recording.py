@@ -20,29 +20,29 @@ RawGroup: TypeAlias = str | tuple[str, tuple[int, ...]] | tuple[str, tuple[int, 
 messages, also their tag."""
 
 RawMatch: TypeAlias = tuple[str, str, RawGroup, int, int, object, int]
-"""(op, algorithm, group, seq, nbytes, dtype, met_ns): the part that all ranks of one collective share."""
+"""(op, algorithm, group, seq, nbytes, dtype, met_ns): facts that all ranks of one collective share."""
 
 RawCollective: TypeAlias = (
     tuple[RawMatch, int, int, str | CodeType, int, int | None]
     | tuple[RawMatch, int, int, str | CodeType, int, int | None, int | None]
 )
-"""(match, issued_ns, priority, code, instruction, awaited_ns, step): one rank's part; a text for the code is the call
-site. Without `awaited_ns`, the program has not waited for the operation."""
+"""(match, issued_ns, priority, code, instruction, awaited_ns, step): facts of one rank. `code` may be the call site as
+text. The shorter form has no `awaited_ns`: the program has not waited for the operation."""
 
 RawCompute: TypeAlias = tuple[str | CodeType, int, int, int | None]
-"""(code, instruction, issued_ns, step); a text for the code is the call site."""
+"""(code, instruction, issued_ns, step). `code` may be the call site as text."""
 
 RawSpan: TypeAlias = tuple[Kind, str, str, int, int, RawCollective | RawCompute | int | None]
-"""(kind, lane, name, start_ns, end_ns, info). The info of comm is a `RawCollective` or None; that of a step is its
-index; that of a compute is a `RawCompute` or the index of its step. A `RoleName` has the role; what has another name
-is of the program."""
+"""(kind, lane, name, start_ns, end_ns, info). `info` of kind "comm" is a `RawCollective` or None; of a step, its index;
+of a compute, a `RawCompute` or the index of its step. A name that is a `RoleName` has the role; any other is of the
+program."""
 
 DEFAULT_CAPACITY = 20_000
 """Spans kept per rank: about 8 MB when every one is a collective."""
 
 
 STEPS_CAPACITY = 50 * DEFAULT_CAPACITY
-"""Spans kept per rank where the last N steps are asked for: a bound for programs whose steps never end."""
+"""Spans kept per rank if the last N steps are to be kept: a bound for programs whose steps never end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +54,12 @@ class KeptSteps:
 
     @classmethod
     def from_setting(cls, text: str | None) -> KeptSteps | None:
-        """Return the steps to record, as `parse` reads them from the setting of a run; None if it is not set."""
+        """Parse the setting of a run; None if it is not set, which means all steps."""
         return None if text is None else cls.parse(text)
 
     @classmethod
     def parse(cls, text: str) -> KeptSteps:
-        """Read "last:100", "every:10" or "last:100,every:10".
+        """Parse "last:100", "every:10" or "last:100,every:10".
 
         Raises:
             ValueError: The text is none of these.
@@ -74,17 +74,17 @@ class KeptSteps:
 
 
 class Recorder:
-    """Records the spans of one rank in a bounded ring; the oldest go first.
-
-    Args:
-        capacity: Number of spans; by default `DEFAULT_CAPACITY`, or `STEPS_CAPACITY` where the last step is set.
-        steps: Steps whose spans are recorded; None: all.
+    """Recorder of the spans of one rank in a bounded ring; when it is full, a new span replaces the oldest.
 
     Attributes:
         rank: The rank in the world.
-        append: Takes one `RawSpan`, from any thread. It costs about 0.1 microseconds: the tuple is stored as it is, and
-            read only when columns are asked for.
-        count, push: The same in two parts, for code that is on the path of every operation: call both, in this order.
+        append: Takes one `RawSpan`, from any thread. It costs about 0.1 microseconds, as the tuple is stored as it is.
+        count, push: `append` in two parts, for code on the path of every operation: call `count()`, then `push(span)`.
+
+    Args:
+        rank: The rank in the world.
+        capacity: Number of spans; None: `DEFAULT_CAPACITY`, or `STEPS_CAPACITY` if `steps.last` is set.
+        steps: Steps whose spans are recorded; None: all.
     """
 
     __slots__ = ("_appended", "_count_reads", "_ring", "append", "count", "push", "rank")
@@ -100,34 +100,36 @@ class Recorder:
         self.append: Callable[[RawSpan], None] = _make_counting_append(self._ring, self._appended)
         if steps is not None:
             self.append = self.push = _make_filtering_append(self._ring, self._appended, steps)
-            self.count = int  # the filter counts what it keeps
+            self.count = int  # does nothing: the filter itself counts the spans that it stores
 
     @property
     def dropped(self) -> int:
-        """Number of spans that fell out of the ring. Spans of steps that are not recorded were never in it."""
+        """Number of spans that were replaced in the ring. Spans of steps that are not recorded do not count."""
+        # Reading an `itertools.count` advances it, so the number of reads is subtracted.
         appended = next(self._appended) - self._count_reads
         self._count_reads += 1
         return appended - len(self._ring)
 
     @property
     def last(self) -> RawSpan | None:
-        """Span appended last; None before the first. Comparing it costs less than `since`."""
+        """Span appended last, or None. If `last is earlier_last`, no span was appended in between."""
         return self._ring[-1] if self._ring else None
 
     def since(self, seen: RawSpan | None) -> list[RawSpan]:
-        """Return the spans appended after `seen`, or all that are left if `seen` is None or gone. From any thread."""
+        """Return the spans appended after `seen`; all in the ring if `seen` is None or replaced. From any thread."""
         if self.last is seen:
             return []
         raws = list(self._ring)
+        # `seen` is found by identity, from the end, where it usually is.
         at = next((at for at in range(len(raws) - 1, -1, -1) if raws[at] is seen), -1)
         return raws[at + 1 :]
 
     def columns(self) -> SpanColumns:
-        """The spans still in the ring as columns, in the order they were appended. Cost: 2 microseconds each."""
+        """Return the spans in the ring as columns, in the order they were appended. Cost: 2 microseconds each."""
         return columns_from_raw(self.rank, self._ring.copy())
 
     def spans(self) -> list[Span]:
-        """The spans still in the ring, in the order they were appended (an operation is appended when it ends)."""
+        """Return the spans in the ring, in the order they were appended (an operation is appended when it ends)."""
         return list(self.columns().spans())
 
     def __len__(self) -> int:
@@ -138,7 +140,7 @@ class Recorder:
 
 
 def _make_counting_append(ring: deque[RawSpan], appended: count[int]) -> Callable[[RawSpan], None]:
-    """Return an append that counts calls: `next` of a count is atomic, while `+= 1` in two threads would lose some."""
+    """Return `Recorder.append`, which counts its calls: `next` of a count is atomic in threads, unlike `+= 1`."""
     push = ring.append
 
     def append(raw: RawSpan) -> None:
@@ -149,15 +151,22 @@ def _make_counting_append(ring: deque[RawSpan], appended: count[int]) -> Callabl
 
 
 def _make_filtering_append(ring: deque[RawSpan], appended: count[int], steps: KeptSteps) -> Callable[[RawSpan], None]:
-    """Return an append that counts, ignores spans of steps not recorded, and drops spans older than the last steps."""
+    """Return `Recorder.append` for recording some steps: it ignores spans of other steps, and drops older steps.
+
+    Args:
+        ring: The ring of spans.
+        appended: Count of stored spans.
+        steps: The steps to record.
+    """
     push, every, last = ring.append, steps.every, steps.last
-    order = count()  # `appended` also counts how often it was read
-    ends: deque[int] = deque()  # how many had been appended when each of the last steps ended
+    order = count()  # spans stored here; `appended` also counts how often it was read
+    ends: deque[int] = deque()  # for each of the last steps: the number of spans stored when it ended
 
     def append(raw: RawSpan) -> None:
-        """Store a span of a recorded step; at the end of a step, drop the spans of steps that are no longer kept."""
+        """Store a span if its step is recorded. At the end of a step, drop the spans of the oldest step."""
         info = raw[5]
         step = info[-1] if isinstance(info, tuple) else info
+        # A span without a step is always recorded.
         if step is not None and step % every:
             return
         number = next(order)
@@ -166,6 +175,7 @@ def _make_filtering_append(ring: deque[RawSpan], appended: count[int], steps: Ke
         if last is not None and raw[0] == "step":  # steps end on one thread
             ends.append(number + 1)
             if len(ends) > last:
+                # The number of spans up to the end of that step, less those that have left the ring already.
                 for _ in range(ends.popleft() - (number + 1 - len(ring))):
                     ring.popleft()
 
@@ -173,7 +183,7 @@ def _make_filtering_append(ring: deque[RawSpan], appended: count[int], steps: Ke
 
 
 def columns_from_raw(rank: int, raws: Collection[RawSpan]) -> SpanColumns:
-    """Return the columns of the spans that a rank has appended, in that order. Cost: 2 microseconds each."""
+    """Turn the raw spans of a rank into columns, in their order. Cost: 2 microseconds each."""
     encoder = _RowEncoder()
     rows = [encoder.encode(raw) for raw in raws]
     names = (*INT64_COLUMNS, *INT32_COLUMNS)
@@ -182,7 +192,7 @@ def columns_from_raw(rank: int, raws: Collection[RawSpan]) -> SpanColumns:
 
 
 def columns_from_spans(spans: Sequence[Span]) -> SpanColumns:
-    """Return the columns of spans, in their order. Cost: about 5 microseconds each.
+    """Turn spans into columns, in their order. Cost: about 5 microseconds each.
 
     Raises:
         OverflowError: A number has more than 64 bits.
@@ -192,7 +202,7 @@ def columns_from_spans(spans: Sequence[Span]) -> SpanColumns:
 
 
 def _raw_span(span: Span) -> RawSpan:
-    """Return a span as a recorder has it."""
+    """Return a span in the form in which a recorder stores it."""
     info: RawCollective | RawCompute | int | None = span.step
     if (of := span.info) is not None:
         match = of.op, of.algorithm, (of.group, of.ranks, of.tag), of.seq, of.nbytes, of.dtype, of.met_ns
@@ -203,31 +213,37 @@ def _raw_span(span: Span) -> RawSpan:
 
 
 class _RowEncoder:
-    """Turns raw spans into rows of numbers: `INT64_COLUMNS`, then `INT32_COLUMNS`."""
+    """Encoder of raw spans as rows of numbers: `INT64_COLUMNS`, then `INT32_COLUMNS`.
+
+    Attributes:
+        texts, groups: The tables into which the rows have indexes.
+    """
 
     def __init__(self) -> None:
         self.texts, self.groups = Table[str](), Table[SpanGroup]()
-        self._none, self._nobody = self.texts[""], self.groups[NO_GROUP]
-        self._call_site_numbers: dict[tuple[int, int], int] = {}  # a program has few, and finding a line is slow
-        self._group_numbers: dict[int, int] = {}  # by identity: to hash a thousand ranks is slow
-        self._dtype_numbers: dict[object, int] = {None: self._none}
+        self._empty_text, self._no_group = self.texts[""], self.groups[NO_GROUP]
+        # By (id of the code object, instruction): a program has few call sites, and finding a line is slow.
+        self._call_site_numbers: dict[tuple[int, int], int] = {}
+        self._group_numbers: dict[int, int] = {}  # by id of the tuple: hashing a thousand ranks is slow
+        self._dtype_numbers: dict[object, int] = {None: self._empty_text}
 
     def encode(self, raw: RawSpan) -> tuple[int, ...]:
-        """Return the numbers of one span, 64-bit columns first; texts and groups that are new get a number."""
+        """Return the numbers of one span, 64-bit columns first; new texts and groups are added to the tables."""
         kind, lane, name, start_ns, end_ns, info = raw
-        texts, none = self.texts, self._none
+        texts, empty_text = self.texts, self._empty_text
         role = _PROGRAM if kind in ("compute", "comm") else 0
         if isinstance(name, RoleName):
             role = _ROLE_NUMBERS[name.role]
             name = str(name)
-        issued_ns, met_ns, seq, nbytes, priority, awaited_ns, group = NONE, 0, 0, 0, 0, None, self._nobody
-        op, algorithm, dtype, place = -1, none, none, none
+        # Values of a span that is no operation.
+        issued_ns, met_ns, seq, nbytes, priority, awaited_ns, group = NONE, 0, 0, 0, 0, None, self._no_group
+        op, algorithm, dtype, place = -1, empty_text, empty_text, empty_text
         if not isinstance(info, tuple):
             step = info
-        elif len(info) == 4:
+        elif len(info) == 4:  # a `RawCompute`
             code, instruction, issued_ns, step = info
             place = self._call_site_number(code, instruction)
-        else:
+        else:  # a `RawCollective`: `waits` is [awaited_ns], or [] if the program has not waited
             match, issued_ns, priority, code, instruction, *waits, step = info
             awaited_ns = waits[0] if waits else None
             op_name, algorithm_name, raw_group, seq, nbytes, dtype_object, met_ns = match
@@ -240,21 +256,21 @@ class _RowEncoder:
         )  # fmt: skip
 
     def _call_site_number(self, code: str | CodeType, instruction: int) -> int:
-        """Return the index of "file:line" in `texts`, for a text or for an instruction of a code object."""
+        """Return the index in `texts` of a call site, which is given as text or as an instruction of a code object."""
         if isinstance(code, str):
             return self.texts[code]
-        key = id(code), instruction  # the raw spans keep the code objects alive
+        key = id(code), instruction  # an id stays valid, as the raw spans refer to the code objects
         if key not in self._call_site_numbers:
             self._call_site_numbers[key] = self.texts[call_site(code, instruction)]
         return self._call_site_numbers[key]
 
     def _dtype_number(self, dtype: object) -> int:
-        """Return the index of the dtype's name in `texts`; each dtype object is converted to text once."""
+        """Return the index in `texts` of a dtype's name; each dtype object is converted to text once."""
         number = self._dtype_numbers.get(dtype)
         return self._dtype_numbers.setdefault(dtype, self.texts[str(dtype)]) if number is None else number
 
     def _group_number(self, group: RawGroup) -> int:
-        """Return the index of a group in `groups`, looked up by the identity of the tuple that describes it."""
+        """Return the index of a group in `groups`; the tuple that describes it is looked up by identity."""
         number = self._group_numbers.get(id(group))
         if number is None:
             number = self.groups[SpanGroup(group, ()) if isinstance(group, str) else SpanGroup(*group)]
@@ -268,10 +284,10 @@ _KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
 
 def call_site(code: CodeType, instruction: int) -> str:
-    """Return "file:line" of an instruction (`frame.f_lasti`) of the user's program.
+    """Return "file:line" of an instruction (`frame.f_lasti`) of a code object.
 
-    The path is relative to the current folder if it lies inside, and if that folder still exists; a relative path, as
-    that of a call site given as text, stays as it is. Finding the line costs too much to do at each call.
+    A path inside the working directory is shortened to the part relative to it, any other absolute path to the file's
+    name. It is too slow to be done at each call, so spans store the instruction.
     """
     line = next((n for start, end, n in code.co_lines() if start <= instruction < end), code.co_firstlineno)
     path = code.co_filename

@@ -8,15 +8,15 @@ from typing import Literal, TypeAlias
 Kind: TypeAlias = Literal["compute", "comm", "step", "program", "wires", "copy"]
 Clock: TypeAlias = Literal["real", "virtual"]
 Role: TypeAlias = Literal["", "program", "pack", "update", "bucket", "stage", "library"]
-"""What a compute or an operation is for: it puts gradients into a bucket ("pack"), changes parameters ("update"),
-carries a bucket or goes from stage to stage; or it is other work of a strategy that has no part in the model itself
-("library"). All else is the program's. "" where the trace does not say so."""
+"""Purpose of a compute or an operation. "pack": it copies gradients into a bucket; "update": it changes parameters;
+"bucket": it reduces a bucket; "stage": it sends from one pipeline stage to another; "library": other work of the
+library that is no part of the model; "program": the program issued it. "" if the trace does not record it."""
 
 
 class RoleName(str):
-    """The name and role of an operation that the library issues itself: only the recorder looks at the role.
+    """Name of an operation that the library issues itself, with a role, which only the recorder looks at.
 
-    It is a text like all names that programs give, so that their computes and operations carry nothing more.
+    It is a `str`, like the names that programs give: so operations need no field for the role.
     """
 
     __slots__ = ("role",)
@@ -36,10 +36,10 @@ class RoleName(str):
 class CollectiveInfo:
     """Details of a communication span: the operation, and where its time went.
 
-    Instants are integer nanoseconds of the timeline's clock; `awaited_ns` is when the rank's program
-    began to wait for it, or None. `call_site` is "file:line" of the call, or "". `ranks` are
-    the group's, in its order, or () if unknown; of a message, its source and its destination. `tag` is that of a
-    message.
+    Instants are integer nanoseconds of the timeline's clock. The program issued the operation at `issued_ns`; it became
+    active on this rank at `start_ns`, and on all ranks of the group at `met_ns`; `awaited_ns` is when the program began
+    to wait for it, or None. `call_site` is "file:line" of the call, or "". `ranks` are the ranks of the group in its
+    order, (source, destination) of a message, or () if unknown. `tag` is the tag of a message.
     """
 
     op: str
@@ -65,7 +65,7 @@ class CollectiveInfo:
 
     @property
     def last_rank_wait_ns(self) -> int:
-        """Time from active on this rank to active on all ranks of the group: what later ranks cost."""
+        """Time from active on this rank to active on all ranks of the group: the cost of later ranks."""
         return self.met_ns - self.start_ns
 
     @property
@@ -80,10 +80,10 @@ class Span:
 
     `lane` is "compute", "step", "program" (the program kept the event loop busy), "wires" (instants at which
     connections between processes were lost or came back), "copy" (copies and sets of a device's memory), or the name of
-    a communication stream. `info` is set on
-    communication that is known in detail. `step` is the index of the step in which the operation was issued, however
-    much later it ran; on a span of kind "step", its own. `call_site` of a compute is "file:line" of the call, or "",
-    and `issued_ns` the instant of the call, if it is known. `role` is that of a compute or an operation.
+    a communication stream. `info` has the details of communication, if they are known. `step` is the index of the step
+    in which the operation was issued, even if it ran later; for a span of kind "step", its own index. For a compute,
+    `call_site` is "file:line" of the call, or "", and `issued_ns` the instant of the call, or None. `role` is the
+    purpose of a compute or an operation.
     """
 
     rank: int
@@ -105,11 +105,11 @@ class Span:
 
     @property
     def called_ns(self) -> int:
-        """Instant of the call behind the span: its start if the call is not known, and never later."""
+        """Instant at which the program issued the span: at most its start, and its start if that is unknown."""
         issued_ns = self.issued_ns if self.info is None else self.info.issued_ns
         return self.start_ns if issued_ns is None else min(issued_ns, self.start_ns)
 
     @property
     def moved_ns(self) -> int:
-        """Instant at which an operation's bytes began to move: its last rank had arrived; the start of other spans."""
+        """Instant at which the last rank of an operation had arrived and bytes moved; for other spans, the start."""
         return self.start_ns if self.info is None else min(max(self.info.met_ns, self.start_ns), self.end_ns)

@@ -15,13 +15,13 @@ from .recording import Recorder, columns_from_spans
 from .span import Clock, Span
 
 CUT = "cut"
-"""Key in `meta` of a timeline from a file that was cut off; all that is there is complete."""
+"""Key in `meta` of a timeline from a file that was cut off: which spans it has."""
 ENDED = "ended"
-"""Key in `meta` of a timeline of a run that did not end well: that it "failed", or "was stopped"."""
+"""Key in `meta` of a timeline of a run that did not end well: "failed" or "was stopped"."""
 LEFT_OUT = "left_out"
-"""Key in `meta`: which spans of a file were not taken."""
+"""Key in `meta`: a text on spans of the file that were left out."""
 ORIGIN = "origin"
-"""Key in `meta` of a timeline that another tool recorded: its name."""
+"""Key in `meta` of a timeline that another tool recorded: the name of the tool."""
 STARVED = "starved"
 """Key in `meta`: the part of its computing in which a rank could run and had no processor, such as "0:0.31 2:0.5"."""
 
@@ -34,16 +34,17 @@ class Timeline:
         OverflowError: A number in a span has more than 64 bits.
     """
 
-    spans: Sequence[Span]  # in any order at first; sorted by start, and in columns, from then on
-    world_size: int  # ranks in the whole run, seen here or not
+    spans: Sequence[Span]  # passed in any order; then sorted by start, and stored as columns
+    world_size: int  # ranks in the whole run, also those without spans here
     clock: Clock = "real"  # "real", or "virtual" for simulated time
-    dropped: int = 0  # spans that no longer fitted the rings
+    dropped: int = 0  # spans that newer ones have replaced in the recorders
     meta: dict[str, str] = field(default_factory=dict)  # free text about the run, such as the script's name
 
     def __post_init__(self) -> None:
         if not isinstance(self.spans, SpanList):
             columns = columns_from_spans(self.spans)
             self.spans = SpanList(columns.take(columns.timeline_order()))
+        # the same list, whose type is known here
         self._list = self.spans
 
     @classmethod
@@ -55,7 +56,14 @@ class Timeline:
         clock: Clock = "real",
         meta: Mapping[str, str] | None = None,
     ) -> Timeline:
-        """Gather the spans of the recorders of a process. Cost: 2 microseconds per span, so after the run."""
+        """Gather the spans of the recorders of a process. Cost: 2 microseconds per span, so call it after the run.
+
+        Args:
+            recorders: Recorders of the ranks here.
+            world_size: Ranks in the whole run.
+            clock: The clock of the spans.
+            meta: Free text about the run.
+        """
         recorders = list(recorders)
         columns = SpanColumns.concatenate(recorder.columns() for recorder in recorders)
         dropped = sum(recorder.dropped for recorder in recorders)
@@ -71,7 +79,15 @@ class Timeline:
         dropped: int = 0,
         meta: dict[str, str] | None = None,
     ) -> Timeline:
-        """Return the timeline of spans in any order; no object is made of a span before it is asked for."""
+        """Return a timeline from columns of spans; a `Span` object is made only when it is read.
+
+        Args:
+            columns: The spans, in any order.
+            world_size: Ranks in the whole run.
+            clock: The clock of the spans.
+            dropped: Number of spans that newer ones have replaced in the recorders.
+            meta: Free text about the run.
+        """
         spans = SpanList(columns.take(columns.timeline_order()))
         return cls(spans=spans, world_size=world_size, clock=clock, dropped=dropped, meta=meta or {})
 
@@ -87,7 +103,7 @@ class Timeline:
         return html
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Draw the same picture as text in a terminal's IPython; elsewhere print the repr."""
+        """Draw the same picture as text in a terminal's IPython, and print the repr elsewhere."""
         if sys.stdout.isatty() and len(self.columns.rank):
             self._make_view()._repr_pretty_(printer, cycle)
         else:
@@ -99,7 +115,7 @@ class Timeline:
 
     @property
     def columns(self) -> SpanColumns:
-        """The spans as columns, in their order: a look at a million of them takes milliseconds."""
+        """The spans as numpy columns, sorted by start; for fast access to all of them."""
         return self._list.columns
 
     def ranks(self) -> list[int]:
@@ -112,7 +128,7 @@ class Timeline:
         return self.chosen(self.columns.rank == rank)
 
     def chosen(self, which: Mask) -> list[Span]:
-        """The spans selected by a mask over the columns, in order of start."""
+        """The spans that a mask over the columns selects, in order of start."""
         return self._list.spans_at(np.flatnonzero(which).tolist())
 
     def steps(self) -> list[int]:

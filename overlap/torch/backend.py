@@ -1,16 +1,15 @@
-"""The backend `overlap` of torch.distributed: a world of ours under torch's default group, its groups under others."""
+"""The backend `overlap` of torch.distributed: torch's default group is a world, its other groups are groups of it."""
 
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 from multiprocessing.util import Finalize
 from typing import Any
@@ -29,39 +28,56 @@ from . import private, surviving
 from .errors import backend_error
 from .process_group import ProcessGroup
 
-# Longest wait of `destroy_process_group` for other ranks. A program may go on after that: the world stays until they
-# have left too, and the end of the process waits for them.
+# Longest wait of `destroy_process_group` for other ranks. After that the program continues, while a thread keeps the
+# world until they have left, too; the end of the process waits for that thread.
 _LEAVE_S = 5.0
 
 
 _JOINED: list[Connection] = []
-"""The world under torch's default group, while it lives."""
+"""The connection to the world of torch's default group; empty if there is none."""
 
 
 def register() -> None:
-    """Register the backend `overlap` with torch, unless it is registered."""
+    """Register the backend `overlap` and `init_method="overlap://"` with torch, once.
+
+    This also replaces `monitored_barrier` and `_set_pg_timeout` of c10d for the whole process: the functions of torch
+    refuse or ignore backends that they do not know by name. For groups of other backends, the replacements call torch's
+    functions. A method of DDP's Reducer is replaced, too, see `keep_works_of_forwards`.
+    """
     # `is_backend_available` would load the entry point, which is this function.
     if "overlap" not in dist.Backend.backend_list:
         dist.Backend.register_backend("overlap", _create_group, extended_api=True, devices=["cpu"])
         private.replace_in_c10d("monitored_barrier", partial(_prefer_ours, ProcessGroup.monitored_barrier))
         private.replace_in_c10d("_set_pg_timeout", partial(_prefer_ours, ProcessGroup.set_timeout))
+        private.keep_works_of_forwards()
     register_scheme()
 
 
 def _prefer_ours(method: Callable[..., None], original: Callable[..., None], *args: Any, **keywords: Any) -> None:
-    """Call the method of a group of ours in place of torch's function, which knows its own backends by name."""
+    """Call a method of our `ProcessGroup` in place of torch's function; for groups of other backends, call the latter.
+
+    Args:
+        method: Method of `ProcessGroup` with the same arguments, without `group`.
+        original: The function of torch.
+        args: Arguments of the call.
+        keywords: Named arguments of the call. `group` is None or missing for the default group.
+    """
     given = signature(original).bind(*args, **keywords).arguments
     group = given.pop("group", None) or dist.group.WORLD
     return method(group, **given) if isinstance(group, ProcessGroup) else original(*args, **keywords)
 
 
 def world() -> Connection | None:
-    """Return the world under torch's default group, if that is one of ours."""
+    """Return the connection to the world of torch's default group; None if that group has another backend."""
     return _JOINED[0] if _JOINED else None
 
 
 def find_rank(rank: Rank | None) -> Rank:
-    """Return the given rank; without one, that of the world under torch's default group, or raise a UsageError."""
+    """Return `rank`; if it is None, the rank of this process in torch's default group.
+
+    Raises:
+        UsageError: There is no such group of backend `overlap`.
+    """
     joined = world()
     if rank is None and joined is None:
         raise UsageError(
@@ -71,7 +87,15 @@ def find_rank(rank: Rank | None) -> Rank:
 
 
 def _create_group(options: Any, _: object = None) -> ProcessGroup:
-    """Make a process group of torch: in the existing world, or in a world of its own."""
+    """Return a new process group for torch, which calls this function.
+
+    The default group, and a group without a default group of ours, becomes a new world. Other groups become groups of
+    the default group's world.
+
+    Args:
+        options: Torch's options, with store, ranks and time limit of the group. The default group has no ranks there.
+    """
+    # empty for the default group
     ranks, timeout = list(options.global_ranks_in_group), options.timeout
     if ranks and _JOINED:
         group = _JOINED[0].group(ranks)
@@ -87,6 +111,7 @@ def _create_group(options: Any, _: object = None) -> ProcessGroup:
     except OverlapError as error:
         raise backend_error(error) from error
     connection.describe(torch="yes")
+    # the default group: later groups are made in its world
     if not ranks:
         _JOINED[:] = [connection]
         if surviving.is_started_to_survive():
@@ -100,7 +125,11 @@ def _create_group(options: Any, _: object = None) -> ProcessGroup:
 
 
 def _at_exit(reference: weakref.ref[Connection]) -> None:
-    """Close a world that a program has left open; an error that ends the program fails it for all ranks."""
+    """Close a world that the program has left open. If an error ends the program, the world fails for all ranks.
+
+    Args:
+        reference: Weak reference to the connection; a connection that nothing refers to has closed before.
+    """
     connection, error = reference(), sys.exc_info()[1]
     if connection is None:
         return
@@ -111,7 +140,10 @@ def _at_exit(reference: weakref.ref[Connection]) -> None:
 
 
 def _leave_world(connection: Connection) -> None:
-    """Close a world in a thread, and wait for it a moment: late ranks do not delay the program."""
+    """Close a world in a new thread, and wait for it up to `_LEAVE_S`, so that late ranks do not delay the program.
+
+    An error of the closing is raised here if it comes within that time.
+    """
     _drop_world(connection)
     errors: list[BaseException] = []
 
@@ -123,20 +155,22 @@ def _leave_world(connection: Connection) -> None:
 
     closing = threading.Thread(target=close, name="overlap leaves", daemon=True)
     closing.start()
+    # after that time the thread continues alone, and its error is dropped
     closing.join(_LEAVE_S)
     if errors:
         raise errors[0]
 
 
 def _close(connection: Connection) -> None:
-    """Wait until the other ranks have left the world too, however late, as long as they live.
+    """Leave a world: wait until all other ranks have left it, too.
 
     Raises:
-        DistBackendError: If ranks have disagreed, and no operation was left to fail with that.
+        DistBackendError: The world has failed, because ranks disagreed, and no operation has raised that error.
     """
     _drop_world(connection)
+    # a world that has failed has ended already
     if connection.error is None:
-        with suppress(OverlapError):  # the waiter of an operation has been given its error
+        with suppress(OverlapError):  # the error of an operation, which its own wait has raised
             connection.close()
     if surviving.is_started_to_survive():
         surviving.report_left()
@@ -145,11 +179,13 @@ def _close(connection: Connection) -> None:
 
 
 def _abort_world(connection: Connection) -> None:
+    """Fail the world for all ranks, because torch gives up its default group."""
     _drop_world(connection)
     connection.fail(dist.DistBackendError("the process group was aborted"))
 
 
 def _drop_world(connection: Connection) -> None:
+    """Forget the world of torch's default group, if this is it: later groups are not made in it."""
     if connection in _JOINED:
         _JOINED.clear()
 
@@ -157,31 +193,32 @@ def _drop_world(connection: Connection) -> None:
 SCHEME = "overlap"
 """`init_process_group("overlap", init_method="overlap://")`."""
 
-_registered: list[str] = []
 
-
+@cache
 def register_scheme() -> None:
-    """Register `init_method="overlap://"` with torch, unless it is registered."""
-    if not _registered:
-        register_rendezvous_handler(SCHEME, _rendezvous)
-        _registered.append(SCHEME)
+    """Register `init_method="overlap://"` with torch, once."""
+    register_rendezvous_handler(SCHEME, _rendezvous)
 
 
 def _rendezvous(
     url: str, timeout: timedelta = dist.default_pg_timeout, **options: Any
 ) -> Iterator[tuple[dist.Store, int, int]]:
-    """Yield a store that all processes reach, the rank of this one, and their number.
+    """Yield, once, a store that all processes reach, the rank of this process, and the number of processes.
+
+    Torch calls it for `init_method="overlap://"`. If the launcher sets torch's own variables, as torchrun does, the
+    values are those of "env://".
 
     Raises:
-        ValueError: If no launcher has started this process, or it does not say where they meet.
+        ValueError: No launcher has started this process, its variables are wrong, or the processes could not meet.
     """
     try:
         process_place = surviving.next_place() or find_place(os.environ)
     except OverlapError as error:
         raise ValueError(f"init_method: {error}") from error
     if "RANK" in os.environ and (
+        # `RANK` was set by torchrun, or a launcher like it: torch reads its variables itself
         process_place is None or process_place.source != "overlap run"
-    ):  # torchrun, or a launcher like it
+    ):
         yield from rendezvous("env://", timeout=timeout, **options)
         return
     if process_place is None:
@@ -189,28 +226,31 @@ def _rendezvous(
     try:
         yield _open_store(process_place, timeout), process_place.process, process_place.processes
     except OverlapError as error:
-        raise ValueError(f"init_method: {error}") from error
+        raise ValueError(f"init_process_group: the processes could not meet: {error}") from error
+    # torch asks for a second value only when the first was used up
     raise RuntimeError(
         "init_method: overlap:// serves one init_process_group; call destroy_process_group before the next"
     )
 
 
-def _listener_fd(process_place: ProcessPlace, listener: socket.socket | None) -> int | None:
-    """Return a descriptor, for a store to own, of the socket that listens at the rendezvous."""
-    if listener is not None:
-        return listener.detach()
-    return None if process_place.listener is None else os.dup(process_place.listener)
-
-
 def _open_store(process_place: ProcessPlace, timeout: timedelta) -> dist.Store:
-    """Return the store of a world's processes, at the address that the launcher has named or process 0 chose."""
-    endpoint, listener = process_place.endpoint, None
+    """Return a store for the processes of a world, which process 0 serves.
+
+    It is at the endpoint that the launcher has set, or at one that process 0 chooses and MPI sends.
+
+    Args:
+        process_place: Place of this process among the others.
+        timeout: How long to wait for the other processes.
+    """
+    endpoint = process_place.endpoint
+    listener_fd = None if process_place.listener is None else os.dup(process_place.listener)  # the store owns it
     if endpoint is None:
         endpoint, _, listener = trio.run(introduce_by_mpi, process_place, timeout.total_seconds())
+        listener_fd = None if listener is None else listener.detach()
     return dist.TCPStore(
         *endpoint,
         world_size=process_place.processes,
         is_master=process_place.process == 0,
         timeout=timeout,
-        master_listen_fd=_listener_fd(process_place, listener),
+        master_listen_fd=listener_fd,
     )

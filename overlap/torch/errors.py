@@ -1,4 +1,4 @@
-"""Errors as torch's programs catch them."""
+"""Errors of the classes that programs of torch catch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from ..errors import DeadlineError
 
 
 class CallError(ValueError, RuntimeError):
-    """Invalid arguments of a call. No rank has started an operation.
+    """Invalid arguments of a call; this rank has issued no operation.
 
-    c10d raises a RuntimeError for most of such calls, and the functions above it a ValueError; this is both.
+    For such calls, c10d itself mostly raises RuntimeError, and the functions above it ValueError: this error is both.
     """
 
 
 def backend_error(error: BaseException) -> BaseException:
-    """Return the exception for an operation that failed with `error`, which becomes its cause."""
+    """Return the exception for an operation that failed with `error`, which becomes its cause.
+
+    An error of torch, and an error that is no `Exception`, such as KeyboardInterrupt, is returned unchanged.
+    """
     if not isinstance(error, Exception) or isinstance(error, dist.DistError):
         return error
     text = timed_out(error.timeout_s, error) if isinstance(error, DeadlineError) else str(error)
@@ -25,5 +28,10 @@ def backend_error(error: BaseException) -> BaseException:
 
 
 def timed_out(seconds: float | None, error: BaseException) -> str:
-    """Return the text of an error after a time limit, in the words that programs of c10d search for."""
+    """Return the text of an error after a time limit; programs of c10d search for "Timed out after".
+
+    Args:
+        seconds: The time limit.
+        error: The error, which names the operation.
+    """
     return f"backend 'overlap': Timed out after {seconds:g} s: {error}"

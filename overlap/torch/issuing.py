@@ -1,4 +1,4 @@
-"""Calls of torch turned into operations of ours: options, limits, calling lines, errors, copies at the end."""
+"""Calls of torch as operations of a `Group`: options, time limits, call sites, errors, and copies at the end."""
 
 from __future__ import annotations
 
@@ -11,24 +11,22 @@ import torch
 import torch.distributed as dist
 
 from ..errors import OverlapError, UsageError
-from ..runtime.group import Group
 from . import private
 from .errors import CallError, backend_error
 from .operations import CallKey, KnownCalls, frame_line, users_frame
-from .tensors import copy_blocks, flat_input, list_tensors, same_kind
+from .tensors import check_same_kind, copy_blocks, flat_input, list_tensors
 from .work import Handle, JoinedOperations, Work
 
 Tensors = list[torch.Tensor]
 
-# Coalesced tensors up to this length travel as one. Measured on 16 tensors, 2 processes of one host: 4 KiB each
-# 0.4 instead of 1.3 ms, 64 KiB 1.0 instead of 2.2, 256 KiB as long, 1 MiB 51 instead of 35.
+# Coalesced tensors up to this length are packed into one operation. Measured for 16 tensors between 2 processes of one
+# host, packed and separately: with 4 KiB each 0.4 and 1.3 ms, 64 KiB 1.0 and 2.2 ms, 256 KiB equal, 1 MiB 51 and 35 ms.
 _FUSED_BYTES = 128 << 10
 
 
-class Issuing(KnownCalls):
+class Issuing(KnownCalls[Work]):
     """The common part of all operations of a process group."""
 
-    _group: Group
     _work = Work
 
     def _issue(
@@ -42,21 +40,44 @@ class Issuing(KnownCalls):
         key: CallKey | None = None,
         **more: Any,
     ) -> Handle:
-        """Issue an operation; `copy_back` writes its result to tensors that are not contiguous."""
-        future = self._issue_here(name, args, more, limit, site or users_frame())
+        """Issue an operation on the group, and return its handle.
+
+        Args:
+            copy_back: Called at the end to copy the result to tensors that are not contiguous; None: the result is in
+                place. For gathers without `out` it is called with the gathered array.
+            name: Name of the method of the group.
+            args: Positional arguments of the method.
+            limit: Time limit, in seconds.
+            site: Frame whose line is the call site; None: the innermost frame of the program.
+            key: Name of the call for `_issue_again`; None: the call is not kept.
+            more: Named arguments of the method.
+        """
+        future = self._issue_on_group(name, args, more, limit, site or users_frame())
         if copy_back is None:
             if key is not None:
                 self._group._ports.keep(key, future)
             return cast(Handle, future)
         if name in ("all_gather", "gather") and args[-1] is None:  # no `out`
+            # `copy_back` runs after the end of the operation, so the wait of 0 s succeeds
             return JoinedOperations([future], lambda: copy_back(future.result(0)))
         return JoinedOperations([future], copy_back)
 
     def _issue_fused(self, name: str, outs: Tensors, xs: Tensors, *args: Any, limit: float) -> list[Handle]:
-        """Issue one operation for several tensors, if there are any, and copy the results to them."""
+        """Issue one operation for several tensors, whose results are copied to `outs` at the end.
+
+        Args:
+            name: Name of the method of the group.
+            outs: Tensors that get the results.
+            xs: Input tensors; may be empty.
+            args: Further positional arguments of the method.
+            limit: Time limit, in seconds.
+
+        Returns:
+            A list with the handle of the operation; empty without tensors.
+        """
         if not xs:
             return []
-        future = self._issue_here(name, ([flat_input(x) for x in xs], *args), {}, limit, users_frame())
+        future = self._issue_on_group(name, ([flat_input(x) for x in xs], *args), {}, limit, users_frame())
 
         def copy_back() -> None:
             for out, result in zip(outs, future.result(0), strict=True):
@@ -65,30 +86,55 @@ class Issuing(KnownCalls):
         return [JoinedOperations([future], copy_back)]
 
     def _split_by_size(self, outs: Tensors, xs: Tensors) -> tuple[list[int], list[int]]:
-        """Return the indices of tensors that travel better as one operation, and of all others."""
+        """Return the indices of small tensors, which are packed into one operation, and the indices of all others."""
         largest = [max(out.nbytes, x.nbytes) for out, x in zip(outs, xs, strict=True)]
         fused = [i for i, nbytes in enumerate(largest) if nbytes <= _FUSED_BYTES]
         if len(fused) < 2:
             fused = []
         return fused, [i for i in range(len(xs)) if i not in fused]
 
-    def _issue_here(self, name: str, args: tuple[Any, ...], more: dict[str, Any], limit: float, site: FrameType) -> Any:
-        """Issue an operation on the group, with errors as torch's programs expect them."""
+    def _issue_on_group(
+        self, name: str, args: tuple[Any, ...], more: dict[str, Any], limit: float, site: FrameType
+    ) -> Any:
+        """Issue an operation on the group, count it, and return it; raise errors that programs of torch expect.
+
+        Args:
+            name: Name of the method of the group.
+            args: Positional arguments of the method.
+            more: Named arguments of the method.
+            limit: Time limit, in seconds.
+            site: Frame whose line is the call site.
+
+        Raises:
+            CallError: The arguments are wrong.
+            DistBackendError: The operation has failed at the call.
+        """
         try:
             operation = getattr(self._group, name)(*args, timeout_s=limit, call_site=site, **more)
         except UsageError as error:
             raise CallError(f"{error} (called at {frame_line(site)})") from error
-        except OverlapError as error:  # what a handler of signals raises meanwhile leaves as it is
+        except OverlapError as error:  # errors of the program's own signal handlers are not caught
             raise backend_error(error) from error
         self._seq += 1
         return operation
 
-    def _reduction(
+    def _reduction_and_limit(
         self, x: torch.Tensor, opts: Any, timeout: timedelta | None, op: Any = None
     ) -> tuple[tuple[str, Any], float]:
-        """Return the operator on a tensor, and the time limit of a call."""
-        operator = op if op is not None else dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
-        name, factor = parse_reduction(operator)
+        """Return the operator and the time limit of a reduction.
+
+        Args:
+            x: An input tensor, whose dtype the operator must fit.
+            opts: Options of c10d, or an operator; None: a sum.
+            timeout: Time limit; None: that of the options, or of the group.
+            op: Operator, which takes precedence over that of the options; None: that of the options.
+
+        Returns:
+            (name of the operator, factor or None), as of `parse_reduction`; and the limit in seconds.
+        """
+        if op is None:
+            op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
+        name, factor = parse_reduction(op)
         if name == "sum" and x.dtype is torch.bool and x.layout is torch.strided:
             name = "bor"  # as in c10d: a sum of truth values is their logical or
         if name == "mean" and not (x.is_floating_point() or x.is_complex()):
@@ -98,7 +144,12 @@ class Issuing(KnownCalls):
         return (name, factor), self._limit_s(opts, timeout)
 
     def _limit_s(self, opts: Any, timeout: timedelta | None) -> float:
-        """Return the time limit of a call, in seconds; one that is not positive means the default."""
+        """Return the time limit of a call, in seconds; one that is not positive means the default.
+
+        Args:
+            opts: Options of c10d, or a time limit, which then takes precedence.
+            timeout: Time limit; None: that of the options.
+        """
         if isinstance(opts, timedelta):
             timeout = opts
         elif timeout is None:
@@ -108,28 +159,44 @@ class Issuing(KnownCalls):
         return timeout.total_seconds()
 
     def _check_count(self, tensors: Sequence[object], argument: str, *, per_rank: int = 1) -> None:
-        """Check that a list has `per_rank` tensors for each rank."""
+        """Raise `CallError` unless a list has `per_rank` tensors for each rank."""
         if len(tensors) != per_rank * self._group.size:
             expected = "one" if per_rank == 1 else per_rank
             raise CallError(
                 f"{argument}: expected {expected} for each of the {self._group.size} ranks, got {len(tensors)}"
             )
 
-    def _check_pairs(self, outs: Any, xs: Any, *, parts: str) -> tuple[Tensors, Tensors]:
-        """Return outputs and inputs, after a check that the `parts` of each pair are one rank's share."""
+    def _check_outputs_and_inputs(self, outs: Any, xs: Any, *, joined_side: str) -> tuple[Tensors, Tensors]:
+        """Return outputs and inputs as two lists, after a check that each output fits the input with the same index.
+
+        Args:
+            outs: One output tensor or a list of them.
+            xs: One input tensor or a list of them.
+            joined_side: "outputs" or "inputs": which of the two have the parts of all ranks; the others have one part.
+
+        Raises:
+            CallError: The numbers of outputs and inputs differ; or an output and its input differ in dtype, device or
+                layout, or do not fit in size.
+        """
         outs, xs = list_tensors(outs, "outputs"), list_tensors(xs, "inputs")
         if len(outs) != len(xs):
             raise CallError(f"outputs: expected one for each of the {len(xs)} inputs, got {len(outs)}")
         for index, (out, x) in enumerate(zip(outs, xs, strict=True)):
-            same_kind([out, x], f"output, input {index}")
-            (whole, part), name = ((out, x), "outputs") if parts == "inputs" else ((x, out), "inputs")
-            if whole.numel() != part.numel() * self._group.size:
+            check_same_kind([out, x], f"output, input {index}")
+            joined, part = (out, x) if joined_side == "outputs" else (x, out)
+            if joined.numel() != part.numel() * self._group.size:
                 expected = f"{self._group.size} x {part.numel()}"
-                raise CallError(f"{name}: number {index} must have {expected} elements, has {whole.numel()}")
+                raise CallError(f"{joined_side}: number {index} must have {expected} elements, has {joined.numel()}")
         return outs, xs
 
     def _check_sizes(self, tensors: Tensors, like: torch.Tensor, argument: str) -> None:
-        """Check that tensors have as many elements as this rank's own."""
+        """Raise `CallError` unless tensors have as many elements as this rank's own.
+
+        Args:
+            tensors: The tensors.
+            like: This rank's own tensor.
+            argument: Name of the tensors, for the error.
+        """
         for index, tensor in enumerate(tensors):
             if tensor.numel() != like.numel():
                 raise CallError(
@@ -139,16 +206,23 @@ class Issuing(KnownCalls):
 
 
 def list_parts(tensors: Any, argument: str) -> Tensors:
-    """Return the only list of tensors: the argument itself, or the one list in it."""
+    """Return a list of tensors: the argument itself, or the only list in it; raise `CallError` for several lists."""
     if isinstance(tensors, list | tuple) and len(tensors) == 1 and not isinstance(tensors[0], torch.Tensor):
         return list_tensors(tensors[0], argument)
+    # several lists, or none: c10d has a list for each device of a rank
     if isinstance(tensors, list | tuple) and (not tensors or not isinstance(tensors[0], torch.Tensor)):
         raise CallError(f"{argument}: expected one list, for the one CPU of this rank, got {len(tensors)}")
     return list_tensors(tensors, argument)
 
 
 def get_root(opts: Any, root: int | None, tensors: int = 1) -> int:
-    """Return the root of a call: `root`, a number in place of c10d's options, the rank that they name, or 0."""
+    """Return the root of a call.
+
+    Args:
+        opts: Options of c10d with the root, or the root as a number; None: rank 0.
+        root: The root, which takes precedence; None: that of the options.
+        tensors: Number of tensors of the call. The options name one of them, whose index is checked.
+    """
     if root is not None or opts is None:
         return root or 0
     if hasattr(opts, "__index__"):
@@ -159,7 +233,7 @@ def get_root(opts: Any, root: int | None, tensors: int = 1) -> int:
 
 
 _Op = dist.ReduceOp.RedOpType
-# By `op.op`: a ReduceOp equals its RedOpType, but has another hash.
+# Look-ups use `op.op`, because a ReduceOp equals its RedOpType, but has another hash.
 _NAMES = {
     _Op.SUM: "sum",
     _Op.AVG: "mean",
@@ -173,7 +247,11 @@ _NAMES = {
 
 
 def parse_reduction(op: Any) -> tuple[str, Any]:
-    """Return the name of a reduction, and the factor by which each rank multiplies first, or None."""
+    """Return the name of a reduction in overlap, and the factor by which each rank multiplies its input first, or None.
+
+    Raises:
+        CallError: The backend has no such reduction.
+    """
     kind = getattr(op, "op", op)
     name = _NAMES.get(kind)
     if name is not None:

@@ -1,4 +1,4 @@
-"""The part that all methods for c10d's operations share: keywords of c10d, records of torch's profiler, no tracing."""
+"""Common parts of the methods for c10d's operations: c10d's keywords, records of torch's profiler, repeated calls."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from functools import wraps
+from functools import partial, wraps
 from sys import modules
 from types import CodeType, FrameType
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 import typing_extensions
@@ -22,11 +22,11 @@ from ..runtime.state import DONE
 from . import private
 from .tensors import PLAIN
 
+W = TypeVar("W")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 _NO_TIME = timedelta(0)
 
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-
-# The names of c10d's second form of a method, which takes one tensor, and names that are no Python style.
+# c10d's names of arguments, and ours: names of its forms for one tensor, and names in another style.
 _KEYWORDS = {
     "tensor": "tensors",
     "input_tensor": "input_tensors",
@@ -39,20 +39,22 @@ _KEYWORDS = {
 }
 
 
-def operation(record: str, name: str) -> Callable[[_Method], _Method]:
-    """Make a method an operation of c10d.
+def c10d_operation(operator: str, name: str) -> Callable[[_Method], _Method]:
+    """Return a decorator for methods of `ProcessGroup` that are operations of c10d.
 
-    It takes c10d's keywords, and torch's compiler calls it without a look inside. While torch's profiler records the
-    calling thread, it appears twice, as operations of gloo do: the call as "c10d::RECORD", with the shapes of its
-    tensors, group and number; and "overlap:NAME", which begins in that call and lasts until the operation has ended.
+    * The method accepts c10d's names of keyword arguments.
+    * Torch's compiler calls the method, and does not trace it.
+    * While torch's profiler runs, each call writes two events, as with gloo. "c10d::OPERATOR" lasts as long as the
+      call, and has the shapes of its tensors, its group and its number. "overlap:NAME" lasts until the operation has
+      ended.
 
     Args:
-        record: Name of the operator of c10d, "allreduce_" for example.
+        operator: Name of the operator of c10d, "allreduce_" for example.
         name: Name of the operation, "all_reduce" for example.
     """
 
     def decorate(method: _Method) -> _Method:
-        """Return the method with c10d's keywords and recording."""
+        """Return the decorated method."""
         parameters = method.__code__.co_varnames[: method.__code__.co_argcount]
         renamed = {
             theirs: ours for theirs, ours in _KEYWORDS.items() if theirs not in parameters and ours in parameters
@@ -65,55 +67,78 @@ def operation(record: str, name: str) -> Callable[[_Method], _Method]:
                 more = {renamed.get(key, key): value for key, value in more.items()}
             if not private.profiler_enabled():
                 return method(self, *args, **more)
-            return _call_recorded(f"c10d::{record}", f"overlap:{name}", self, lambda: method(self, *args, **more), args)
+            call = partial(method, self, *args, **more)
+            return _call_recorded(f"c10d::{operator}", f"overlap:{name}", self, call, args)
 
         decorated: Any = exclude_from_compiler(call_by_our_names, plain=method)
-        decorated.collective = name not in ("send", "recv")
+        # marks methods that `ProcessGroup` makes synchronous under TORCH_DISTRIBUTED_DEBUG=DETAIL
+        decorated.is_collective = name not in ("send", "recv")
         return cast(_Method, decorated)
 
     return decorate
 
 
 def exclude_from_compiler(method: _Method, *, plain: Callable[..., Any] | None = None) -> _Method:
-    """Exclude a method from torch's compiler, which would trace it where C++ calls it in compiled frames.
+    """Return a function that calls a method without torch's compiler, which would trace it within compiled code.
 
-    `plain` is the same method without recording, for calls without keywords.
+    Args:
+        method: The method.
+        plain: The same method without records for torch's profiler. It is called in place of `method` if there are no
+            keyword arguments and the profiler does not run.
     """
     untraced_method: list[Callable[..., Any]] = []
 
     @wraps(method)
-    def call(*args: Any, **keywords: Any) -> Any:
-        """Call the method: directly where nothing compiles, else through a wrapper that the compiler skips."""
-        if not _skipped and "torch._dynamo" in modules and private.skip_code(cast(Any, call).__code__):
-            _skipped.append(True)
+    def call_untraced(*args: Any, **keywords: Any) -> Any:
+        """Call the method: directly if the compiler is not active, otherwise through a wrapper that it skips."""
+        # once after torch's compiler was loaded: exclude the code of this function, which all methods share
+        if not _skipped_code and "torch._dynamo" in modules:
+            _let_compiler_skip(cast(Any, call_untraced).__code__)
+        # the compiler is not active in this thread
         if private.compiler_callback() is None:
             if plain is not None and not (keywords or private.profiler_enabled()):
                 return plain(*args)
             return method(*args, **keywords)
         if not untraced_method:
+            # made at the first use, because it imports the compiler
             untraced_method.append(torch.compiler.disable(method))
         return untraced_method[0](*args, **keywords)
 
-    return cast(_Method, call)
+    return cast(_Method, call_untraced)
+
+
+_skipped_code: list[CodeType] = []
+"""The code of `call_untraced`, which all methods share, once torch's compiler skips it; empty before."""
+
+
+def _let_compiler_skip(code: CodeType) -> None:
+    """Exclude code from torch's compiler, and record it in `_skipped_code` if that was possible."""
+    if private.skip_code(code):
+        _skipped_code.append(code)
 
 
 @exclude_from_compiler
 def call_and_wait(method: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    """Call a method of a collective, and wait for its operation, whose error this raises."""
+    """Call a method of a collective, wait for its operation, and return the Work; raise the operation's error."""
     work = method(*args, **keywords)
     work.wait()
     return work
 
 
-_skipped: list[bool] = []
-"""Has an entry once torch's compiler does not trace `call`, whose code all methods share."""
-
-
 def _call_recorded(call: str, operation: str, group: Any, method: Callable[[], Any], args: Iterable[Any]) -> Any:
-    """Call a method with two records of torch's profiler: one of the call, and one until the operation ends."""
-    lists = list(_tensors(args))
+    """Call a method with two records of torch's profiler: one of the call, and one until the operation ends.
+
+    Args:
+        call: Name of the first record.
+        operation: Name of the second record.
+        group: The process group.
+        method: The method, with its arguments bound.
+        args: The positional arguments, whose tensors the records describe.
+    """
+    lists = list(_tensor_lists(args))
     with private.record_call(call, lists, _record_fields(group, operation, lists)):
         span = record_function(operation)
+        # entered by hand, because the span lasts longer than this block
         span.__enter__()
         try:
             work = method()
@@ -130,7 +155,13 @@ def _call_recorded(call: str, operation: str, group: Any, method: Callable[[], A
 
 
 def _record_fields(group: Any, operation: str, lists: Sequence[Any]) -> Mapping[str, object]:
-    """Return the fields of a record, under Kineto's names for other backends."""
+    """Return the fields of a record, by the names that torch's profiler uses for other backends.
+
+    Args:
+        group: The process group.
+        operation: Name of the record, such as "overlap:all_reduce".
+        lists: For each argument, the list of its tensors; empty: no sizes are recorded.
+    """
     fields: dict[str, object] = {
         "Collective name": operation.partition(":")[2],
         "Process Group Name": group.group_name,
@@ -139,14 +170,15 @@ def _record_fields(group: Any, operation: str, lists: Sequence[Any]) -> Mapping[
         "Group size": group.size(),
         "Seq": group._get_sequence_number_for_group(),
     }
-    if lists:  # c10d's operations take their outputs first
+    if lists:  # in c10d's operations the first argument is the output, the last one the input
         fields["In msg nelems"] = sum(x.numel() for x in lists[-1])
         fields["Out msg nelems"] = sum(x.numel() for x in lists[0])
         fields["dtype"] = str(lists[0][0].dtype).removeprefix("torch.")
     return fields
 
 
-def _tensors(args: Iterable[Any]) -> Iterator[list[torch.Tensor]]:
+def _tensor_lists(args: Iterable[Any]) -> Iterator[list[torch.Tensor]]:
+    """Yield a list of tensors for each argument that is a tensor or a list of tensors, and for each nested list."""
     for argument in args:
         if isinstance(argument, torch.Tensor):
             yield [argument]
@@ -154,32 +186,40 @@ def _tensors(args: Iterable[Any]) -> Iterator[list[torch.Tensor]]:
             if isinstance(argument[0], torch.Tensor):
                 yield list(argument)
             else:
-                yield from _tensors(argument)
+                yield from _tensor_lists(argument)
 
 
 CallKey = tuple[object, ...]
-"""The name of a call that may come again, with all that its operation depends on."""
+"""Key of a call, with everything that its operation depends on: equal keys mean equal calls with other tensors."""
 
 
-class KnownCalls:
-    """Calls that were made before: they are issued straight from the memory of their tensors."""
+class KnownCalls(Generic[W]):
+    """Issues calls that were made before without checks and conversions, from the addresses of their tensors."""
 
     _group: Group
     _timeout: timedelta
     _seq: int
-    _work: Callable[[Any, object], Any]
+    _work: Callable[[Any, object], W]  # Makes the handle that torch waits for
 
     def _issue_again(
         self, key: CallKey, x: torch.Tensor | None, out: torch.Tensor | None, opts: Any, tensors: object,
         name: str | None = None,
-    ) -> Any:  # fmt: skip
-        """Return the Work of a call that was made before; None if it must be issued like a first one.
+    ) -> W | None:  # fmt: skip
+        """Issue a call like an earlier one with the same key, and return its Work; otherwise issue nothing: None.
 
-        The memory of the input `x` is that of the result `out`, or apart from it. All is in this one function, for a
-        short latency.
+        None also if a tensor is not plain (see `is_plain`), or if input and result overlap in part. Helpers are inlined
+        here, for a short latency. The caller must be a method that the program, or torch, has called.
+
+        Args:
+            key: Key of the call.
+            x: The input tensor; None: this rank has none.
+            out: The tensor that gets the result, which may be `x`; None: this rank has none.
+            opts: Options of c10d, or None.
+            tensors: Result of the returned Work.
+            name: Name of the operation in records; None: that of the first call.
         """
         source = target = 0
-        for tensor in (x,) if out is x else (x, out):  # elements in order in memory
+        for tensor in (x,) if out is x else (x, out):
             if tensor is not None and not (  # `is_plain`, inlined
                 type(tensor) in PLAIN
                 and tensor.is_cpu
@@ -190,7 +230,7 @@ class KnownCalls:
                 return None
         if x is not None:
             source = x.data_ptr()
-            if not source and x.nbytes:  # freed
+            if not source and x.nbytes:  # the tensor's memory was freed
                 return None
         if out is x:
             target = source
@@ -198,8 +238,10 @@ class KnownCalls:
             target = out.data_ptr()
             if not target and out.nbytes:
                 return None
+            # input and result overlap in part
             if x is not None and source < target + out.nbytes and target < source + x.nbytes:
                 return None
+        # `users_frame`, inlined
         frame, is_library = sys._getframe(1), _IS_LIBRARY
         while is_library.get(frame.f_code) and frame.f_back is not None:
             frame = frame.f_back
@@ -214,23 +256,25 @@ class KnownCalls:
         if handle is None:
             return None
         self._seq += 1
+        # torch's function waits at once, and does not return this Work to the program: one object serves all calls
         if waits and handle.state is DONE and private.finished_work is not None:
-            return private.finished_work
+            return cast("W", private.finished_work)
         return self._work(handle, tensors)
 
 
-# And the modules that wrap functions of torch: deprecated ones, and contexts. And graphs that its compiler has made.
+# Prefixes of the files of torch and this package, of modules that wrap functions of torch (for deprecation, and as
+# contexts), and of graphs that torch's compiler has made.
 _LIBRARIES = (
     "<eval_with_key>",
     *(os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(__file__))),
     *(str(module.__file__) for module in (typing_extensions, warnings, contextlib)),
 )
-# By code object: whether it is torch's or ours. It grows no further than the functions of the program.
 _IS_LIBRARY: dict[CodeType, bool] = {}
+"""By code object: whether it belongs to `_LIBRARIES`. It has one entry at most for each function of the program."""
 
 
 def users_frame() -> FrameType:
-    """Return the innermost frame of the program: neither torch's nor ours; the outermost one if all are."""
+    """Return the innermost frame outside of torch and this package; if there is none, the outermost frame."""
     frame = sys._getframe(1)
     is_library = _IS_LIBRARY
     while True:
@@ -244,5 +288,5 @@ def users_frame() -> FrameType:
 
 
 def frame_line(frame: FrameType) -> str:
-    """Return the line that a frame is at, as "file:line"."""
+    """Return the present line of a frame, as "file:line"."""
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -11,6 +11,7 @@ name                                            without it
 `Variable._execution_engine.queue_callback`     `record` shows the end of a backward pass when the next one begins
 `_C._distributed_c10d._create_work_from_future` calls that have ended when they return make a Work each
 `ReduceOp.__getstate__`                         reductions that multiply first are refused, unless torch has `factor`
+`Reducer._set_forward_pass_work_handle`         `join` of DDP without `divide_by_initial_world_size` never ends
 ==============================================  ======================================================================
 
 `tests/pytorch/test_private.py` takes each of them away. Tests of many ranks in one process stand on further names, for
@@ -27,39 +28,43 @@ from functools import partial, wraps
 from inspect import unwrap
 from types import CodeType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
 
 def _return_none() -> None:
-    """Return None, as torch does where nothing compiles or records."""
+    """Return None; used in place of functions of torch that this version lacks."""
 
 
 def _find_private(path: str, otherwise: Any = None) -> Any:
-    """Return the attribute of torch at a path such as "_C._profiler"; the default if it is missing."""
+    """Return the attribute of torch at a path such as "_C._profiler", or `otherwise` if it is missing."""
     owner: Any = torch
     for name in path.split("."):
         owner = getattr(owner, name, None)
     return otherwise if owner is None else owner
 
 
-# Bound once, for every call of an operation asks both.
+# Looked up once, because every call of an operation calls both.
 compiler_callback: Callable[[], object] = _find_private("_C._dynamo.eval_frame.get_eval_frame_callback", _return_none)
-"""Return what compiles frames of this thread; None if nothing does."""
+"""Return the function that compiles frames of this thread; None: torch's compiler is not active."""
 profiler_enabled: Callable[[], object] = _find_private("autograd._profiler_enabled", _return_none)
 """Return whether torch's profiler records this thread."""
 
 
 def _make_finished_work() -> Any:
-    """Return a Work that has ended well, which costs no call of Python; None if torch makes none."""
+    """Return a Work of torch's own class that has succeeded; None if this torch cannot make one.
+
+    Its methods are C++ code, which is faster than the methods of our `Work`.
+    """
     make, ended = _find_private("_C._distributed_c10d._create_work_from_future"), torch.futures.Future[None]()
     ended.set_result(None)
     return None if make is None else make(ended)
 
 
 finished_work: Any = _make_finished_work()
-"""The Work of calls that have ended when they return, and that only torch's own functions see."""
+"""The Work that all calls return that have ended already, and whose Work only torch's own functions see."""
 
 
 WAITING_CALLS: frozenset[CodeType] = frozenset(unwrap(function).__code__ for function in (dist.send, dist.recv))
@@ -67,8 +72,12 @@ WAITING_CALLS: frozenset[CodeType] = frozenset(unwrap(function).__code__ for fun
 
 
 def skip_code(code: CodeType) -> bool:
-    """Exclude a function from torch's compiler; False if the compiler is not loaded, or has no such function."""
-    # A module that takes a second to import, perhaps in another thread now: then nothing is compiled yet.
+    """Exclude a function, by its code, from torch's compiler; return whether that was possible.
+
+    False if the compiler is not loaded, or has no way to do it.
+    """
+    # The import of the module takes a second. While another thread imports it, the attribute is missing, and nothing is
+    # compiled yet.
     compiler: Any = getattr(sys.modules.get("torch._dynamo"), "eval_frame", None)
     if not hasattr(compiler, "skip_code"):
         return False
@@ -77,13 +86,19 @@ def skip_code(code: CodeType) -> bool:
 
 
 def record_call(call: str, lists: Sequence[Any], described: Mapping[str, object]) -> AbstractContextManager[object]:
-    """Record a call of c10d in torch's profile within a ``with``."""
+    """Return a context in which torch's profiler records a call of c10d.
+
+    Args:
+        call: Name of the record.
+        lists: For each argument, the list of its tensors.
+        described: Further fields of the record, by the names that Kineto, torch's profiler, uses.
+    """
     record = _find_private("_C._profiler._RecordFunctionFast")
     return nullcontext() if record is None else record(call, lists, described)
 
 
 def end_with(span: Any, over: torch.futures.Future[None]) -> None:
-    """End a span of torch's profile when a future is complete."""
+    """End a span of torch's profile when the future `over` is complete; at once if this version of torch cannot."""
     if hasattr(span, "_call_end_callbacks_on_future"):
         span._call_end_callbacks_on_future(over)
     else:
@@ -91,19 +106,28 @@ def end_with(span: Any, over: torch.futures.Future[None]) -> None:
 
 
 def after_backward(callback: Callable[[], None]) -> None:
-    """Call a function at the end of the backward pass under way; RuntimeError: none is. Torch has no public way."""
+    """Call a function at the end of the backward pass under way; torch has no public function for that.
+
+    Raises:
+        RuntimeError: No backward pass is under way.
+    """
     queue = _find_private("autograd.Variable._execution_engine.queue_callback")
     if queue is not None:
         queue(callback)
 
 
 def group_options(timeout: timedelta) -> Any:
-    """Return options of a group, as torch reads them."""
+    """Return an options object of torch with the time limit of a group."""
     return _find_private("_C._distributed_c10d.Backend.Options")("overlap", timeout)
 
 
 def replace_in_c10d(name: str, replacement: Callable[..., Any]) -> None:
-    """Replace a function of torch.distributed by one that gets the original before the arguments."""
+    """Replace a function of torch.distributed; nothing if this torch has no such function.
+
+    Args:
+        name: Name of the function.
+        replacement: Called with the original function, and then the arguments of the call.
+    """
     original = getattr(dist.distributed_c10d, name, None)
     if original is None:
         return
@@ -113,9 +137,33 @@ def replace_in_c10d(name: str, replacement: Callable[..., Any]) -> None:
             setattr(module, name, replaced)
 
 
+def keep_works_of_forwards() -> None:
+    """Patch DDP's `Reducer` so that it keeps alive the Python Work of a forward pass.
+
+    DDP makes such a Work under `join(divide_by_initial_world_size=False)`, and passes it to C++, which keeps only its
+    own part of the object. Without the Python part, the backward pass would wait for ever.
+    """
+    reducers: Any = _find_private("_C._distributed_c10d.Reducer")
+    set_work: Any = getattr(reducers, "_set_forward_pass_work_handle", None)
+    works: WeakKeyDictionary[object, object] = WeakKeyDictionary()
+
+    def set_and_keep(reducer: object, work: object, *args: object, **options: object) -> None:
+        works[reducer] = work
+        set_work(reducer, work, *args, **options)
+
+    if set_work is not None:
+        reducers._set_forward_pass_work_handle = set_and_keep
+
+
 def get_factor(op: Any) -> Any:
-    """Return the factor by which each rank multiplies before a reduction; None if it cannot be found."""
+    """Return the factor by which each rank multiplies its input before a sum; None if it cannot be found.
+
+    Args:
+        op: A PREMUL_SUM of torch.
+    """
     if hasattr(op, "factor"):  # versions later than 2.7
         return op.factor
-    state = op.__getstate__()  # of any object, if the operator has none of its own
+    state = (
+        op.__getstate__()
+    )  # (kind, factor); if torch's class has no such method, that of `object`, which is no tuple
     return state[1] if isinstance(state, tuple) else None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from inspect import getmembers
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ..runtime.group import Group
 from ..runtime.interrupts import interruptible
 from . import private
-from .operations import call_and_wait, operation
+from .operations import c10d_operation, call_and_wait
 from .reductions import Reductions
 from .transfers import Transfers
 from .work import Work
@@ -24,14 +24,14 @@ _BARRIER = ("barrier",)
 
 
 class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[misc]
-    """One rank's view of a group, as torch wants it.
+    """A process group of torch over a `Group`, for one rank.
 
     Args:
-        store: Store of this group alone.
-        group: Ours.
-        timeout: How long an operation may take that names no limit.
-        leave: Called when torch shuts the group down; by default there is nothing to end.
-        abort: Called when torch gives it up, after its operations have failed.
+        store: Store of torch that only this group uses.
+        group: The group whose operations are issued.
+        timeout: Time limit of operations that have none of their own.
+        leave: Called by `shutdown`, to leave the world; None: the group does not own its world.
+        abort: Called by `abort`, after the operations of the group have failed; None: nothing is called.
     """
 
     def __init__(
@@ -43,14 +43,15 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
         leave: Callable[[], None] | None = None,
         abort: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(group.rank, group.size)  # with a store, no class of Python may be made from it
+        super().__init__(group.rank, group.size)  # torch's constructor with a store allows no Python subclass
         self._store, self._group, self._timeout = store, group, timeout
         self._leave, self._abort = leave, abort
         self._name, self._description = group.name, "undefined"
         self._seq = 0
         self._barriers = 0
         if dist.get_debug_level() == dist.DebugLevel.DETAIL:  # gloo then checks at the call
-            for name, _ in getmembers(type(self), lambda member: getattr(member, "collective", False)):
+            # replace each collective of this object by one that waits for its operation
+            for name, _ in getmembers(type(self), lambda member: getattr(member, "is_collective", False)):
                 setattr(self, name, partial(call_and_wait, getattr(self, name)))
 
     # -- identity -----------------------------------------------------------------------------------------------
@@ -61,28 +62,22 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
 
     name = _get_backend_name = getBackendName
 
-    @property
-    def group_name(self) -> str:
-        """Name of this group in torch."""
-        return self._name
-
     def getGroupName(self) -> str:
         """Return the name of this group in torch."""
         return self._name
+
+    group_name = property(getGroupName)
 
     def _set_group_name(self, name: str) -> None:
         self._name = name
 
     setGroupName = _set_group_name
 
-    @property
-    def group_desc(self) -> str:
-        """Description of this group in torch."""
-        return self._description
-
     def getGroupDesc(self) -> str:
         """Return the description of this group in torch."""
         return self._description
+
+    group_desc = property(getGroupDesc)
 
     def _set_group_desc(self, description: str) -> None:
         self._description = description
@@ -118,7 +113,7 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Leave the group; the last group of a world ends this process's part in it."""
+        """Leave the group; if it is torch's default group, leave the world, too."""
         if self._leave is not None:
             self._leave()
 
@@ -139,8 +134,16 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
     ) -> ProcessGroup | None:
         """Make a group of some ranks; all ranks of this group call it, each with the ranks of its own new group.
 
+        Args:
+            new_ranks: Ranks of the new group, as numbers in this group.
+            timeout: Time limit of the new group's operations; None: that of this group.
+            opts: Ignored.
+            group_name: Name of the new group; None: one is made.
+            group_desc: Description of the new group; None: "undefined".
+            device_types: Ignored, because all tensors are on the CPU.
+
         Returns:
-            None on a rank that is not among them.
+            The new group; None on a rank that is not in `new_ranks`.
         """
         if self._group.rank not in new_ranks:
             return None
@@ -156,35 +159,33 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
     def _get_sequence_number_for_group(self) -> int:
         return self._seq
 
-    def _has_hooks(self) -> bool:
-        """Return False: torch calls no hooks of this backend."""
-        return False
-
-    def _wait_for_pending_works(self) -> None:
-        """Do nothing: there are no hooks to wait for."""
-
     def _start_coalescing(self, device: object) -> None:
-        raise RuntimeError("coalescing: backend 'overlap' starts each operation at once; use the *_coalesced forms")
+        # backend 'overlap' starts each operation at its call
+        raise RuntimeError("coalescing is not supported by backend 'overlap'; use the *_coalesced functions")
 
     # -- barriers ------------------------------------------------------------------------------------------------
 
-    @operation("barrier", "barrier")
+    @c10d_operation("barrier", "barrier")
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """Finish once every rank of the group has arrived."""
-        work = self._issue_again(_BARRIER, None, None, opts, []) if timeout is None else None
-        if work is not None:
-            return cast(Work, work)
+        """Return the Work of a barrier, which ends once every rank of the group has called it.
+
+        Args:
+            opts: Options of c10d, with a time limit and whether the caller waits.
+            timeout: Time limit, which takes precedence over that of the options.
+        """
+        if timeout is None and (work := self._issue_again(_BARRIER, None, None, opts, [])) is not None:
+            return work
         return Work(self._issue(None, "barrier", limit=self._limit_s(opts, timeout), key=_BARRIER), [])
 
     def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait for every rank of the group; rank 0 names ranks that are late.
+        """Wait until every rank of the group has called this; if one does not, the error on all ranks names it.
 
         Args:
-            timeout: How long; a float is seconds, as torch has it.
-            wait_all_ranks: Name all that did not come, not only the first.
+            timeout: Time limit; a float is in seconds, as torch passes it. None: that of the group.
+            wait_all_ranks: Whether the error names all late ranks, and not only the first.
 
         Raises:
-            DistBackendError: If one did not come.
+            DistBackendError: A rank did not call it in time.
         """
         self._barriers += 1
         limit = self._timeout if timeout is None else timeout
@@ -199,11 +200,21 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
 
 @interruptible
 def _report_arrival(store: dist.Store, key: str, rank: int, timeout: timedelta) -> None:
-    """Report to rank 0 that this rank has reached the barrier, and wait for the verdict."""
+    """Report to rank 0 that this rank has reached the barrier, and wait for the verdict.
+
+    Args:
+        store: Store of the group.
+        key: Beginning of the names of this barrier in the store.
+        rank: This rank.
+        timeout: Time limit of the barrier.
+
+    Raises:
+        DistBackendError: A rank did not arrive in time, or rank 0 has sent no verdict in time.
+    """
     store.set(f"{key}/{rank}", "here")
     verdict = b""
     try:
-        # rank 0 may come late, and then waits as long for others
+        # twice the limit, because rank 0 may arrive late, and then waits for others
         store.wait([f"{key}/verdict"], 2 * timeout)
         verdict = store.get(f"{key}/verdict")
     except (dist.DistStoreError, RuntimeError):
@@ -216,16 +227,27 @@ def _report_arrival(store: dist.Store, key: str, rank: int, timeout: timedelta) 
 
 
 def _await_arrivals(store: dist.Store, key: str, size: int, timeout: timedelta, *, every: bool) -> None:
-    """Wait for all other ranks in the store, which works where operations hang; send them the verdict."""
+    """Wait for all other ranks through the store, which works even if operations hang; send the ranks the verdict.
+
+    Args:
+        store: Store of the group.
+        key: Beginning of the names of this barrier in the store.
+        size: Number of ranks.
+        timeout: Time limit for all ranks together.
+        every: Whether to look for all missing ranks, and not only the first.
+
+    Raises:
+        DistBackendError: A rank did not arrive in time.
+    """
     limit_ms = round(timeout.total_seconds() * 1000)
     if timeout <= timedelta(0):
         store.set(f"{key}/verdict", "rank 0 had no time")
         raise dist.DistBackendError(f"Rank 0 timed out in monitoredBarrier after {limit_ms} ms: it had no time at all")
-    # One time limit for all: the wait for a rank takes from the time of the next one.
+    # one time limit for all ranks: the wait for a rank shortens the wait for the next one
     until = time.monotonic() + timeout.total_seconds()
     missing: list[int] = []
     for rank in range(1, size):
-        if not _has_arrived(store, f"{key}/{rank}", until):
+        if not _wait_for_arrival(store, f"{key}/{rank}", until):
             missing.append(rank)
             if not every:
                 break
@@ -233,14 +255,21 @@ def _await_arrivals(store: dist.Store, key: str, size: int, timeout: timedelta, 
         store.set(f"{key}/verdict", "all")
         return
     ranks = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-    verdict = f"{ranks} failed to pass monitoredBarrier in {limit_ms} ms"
+    look = f"look at what {'they do' if len(missing) > 1 else 'it does'}, or raise timeout"
+    verdict = f"{ranks} failed to pass monitoredBarrier in {limit_ms} ms; {look}"
     store.set(f"{key}/verdict", verdict)
     raise dist.DistBackendError(verdict)
 
 
 @interruptible
-def _has_arrived(store: dist.Store, key: str, until: float) -> bool:
-    """Whether a rank arrives at a monitored barrier in time."""
+def _wait_for_arrival(store: dist.Store, key: str, until: float) -> bool:
+    """Wait for a rank at a monitored barrier; return whether it has arrived in time.
+
+    Args:
+        store: Store of the group.
+        key: Key that the rank sets in the store.
+        until: End of the wait, on the clock of `time.monotonic`; after that, the store is only checked.
+    """
     left_s = until - time.monotonic()
     try:
         if left_s <= 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from math import prod
 from typing import Any, cast
 
 import numpy as np
@@ -13,55 +14,69 @@ import torch.distributed as dist
 from ..runtime.group import Group
 from .errors import CallError
 from .issuing import Issuing, Tensors, get_root, list_parts
-from .operations import CallKey, operation, users_frame
+from .operations import CallKey, c10d_operation, users_frame
 from .tensors import (
     check_memory,
-    copy_to,
+    check_same_kind,
+    check_same_shape,
+    copy_to_each,
     flat_input,
     flat_output,
     list_tensors,
     one_tensor,
     overlaps,
-    same_kind,
-    same_shape,
 )
 from .work import Handle, JoinedOperations, Work
 
 
 class Reductions(Issuing):
-    """all_reduce, reduce, reduce_scatter, in the forms that torch has of them."""
+    """all_reduce, reduce, reduce_scatter, in the forms that torch has of them.
 
-    @operation("allreduce_", "all_reduce")
+    c10d passes operator, root and time limit in an options object `opts`, or as arguments, which take precedence. The
+    defaults are a sum, rank 0, and the time limit of the group. Each method returns a `Work` at once, and raises
+    `CallError` for arguments that do not fit.
+    """
+
+    @c10d_operation("allreduce_", "all_reduce")
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, op: Any = None) -> Work:
-        """Combine a tensor of all ranks, in place; several tensors of one shape are combined with each other too."""
+        """Combine a tensor of each rank; all ranks get the result in place.
+
+        Args:
+            tensors: A tensor, or a list of tensors of one shape and dtype. The tensors of a list are combined with each
+                other, too, and all get the same result.
+            opts: Options of c10d, with operator and time limit, or an operator.
+            timeout: Time limit; None: that of the options.
+            op: Operator; None: that of the options.
+        """
         key: CallKey | None = None
+        # Only a call in the form of `dist.all_reduce` is kept, under a key with everything that its operation depends
+        # on.
         usual = type(opts) is dist.AllreduceOptions and op is timeout is None
         if usual and type(tensors) is list and len(tensors) == 1:
             x = tensors[0]
             key = "all_reduce", x.dtype, x.numel(), opts.reduceOp.op
-            work = self._issue_again(key, x, x, opts, tensors)
-            if work is not None:
-                return cast(Work, work)
+            if (work := self._issue_again(key, x, x, opts, tensors)) is not None:
+                return work
         inputs = list_tensors(tensors, "tensors")
-        reduction, limit = self._reduction(inputs[0], opts, timeout, op)
+        reduction, limit = self._reduction_and_limit(inputs[0], opts, timeout, op)
         if len(inputs) > 1:
-            same_kind(inputs, "tensors")
-            same_shape(inputs, "tensors")
+            check_same_kind(inputs, "tensors")
+            check_same_shape(inputs, "tensors")
         if inputs[0].layout is not torch.strided:
             return _sum_sparse(self._group, inputs, reduction, limit)
         if len(inputs) == 1:
             return Work(self._all_reduce(inputs[0], reduction, limit, key), inputs)
         first = _combine_local(inputs, reduction[0])
-        handle = self._all_reduce(first, reduction, limit)
-        return Work(JoinedOperations([handle], lambda: copy_to(inputs, first)), inputs)
+        joined = JoinedOperations([self._all_reduce(first, reduction, limit)], lambda: copy_to_each(first, inputs))
+        return Work(joined, inputs)
 
-    @operation("allreduce_coalesced_", "all_reduce")
+    @c10d_operation("allreduce_coalesced_", "all_reduce")
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
-        """Combine several tensors of all ranks, each in place."""
+        """Combine several tensors of each rank, each for itself and in place; `opts`: see `Reductions`."""
         tensors = list_tensors(tensors, "tensors")
-        same_kind(tensors, "tensors")
+        check_same_kind(tensors, "tensors")
         check_memory(tensors)
-        op, limit = self._reduction(tensors[0], opts, None)
+        op, limit = self._reduction_and_limit(tensors[0], opts, None)
         (name, factor), (fused, rest) = op, self._split_by_size(tensors, tensors)
         handles = [self._all_reduce(tensors[i], op, limit) for i in rest]
         small = [tensors[i] if factor is None else tensors[i].mul_(factor) for i in fused]
@@ -70,37 +85,56 @@ class Reductions(Issuing):
         )
 
     def _all_reduce(self, tensor: torch.Tensor, op: Any, limit: float, key: CallKey | None = None) -> Handle:
-        """Issue the all-reduce of one tensor, multiplied first if the operator has a factor."""
+        """Issue the all-reduce of one tensor, which is multiplied first if the operator has a factor.
+
+        Args:
+            tensor: The tensor, which also gets the result.
+            op: (name of the operator, factor or None).
+            limit: Time limit, in seconds.
+            key: Name of the call for `_issue_again`; None: it is not kept. Nor is a call with a factor, because the
+                multiplication must be done each time.
+        """
         name, factor = op
         if factor is not None:
             tensor.mul_(factor)
         out, copy_back = flat_output(tensor)
         return self._issue(copy_back, "all_reduce", out, name, out, limit=limit, key=None if factor else key)
 
-    @operation("reduce_", "reduce")
+    @c10d_operation("reduce_", "reduce")
     def reduce(
         self, tensors: Any, root: Any = None, op: Any = None, timeout: timedelta | None = None, opts: Any = None
     ) -> Work:
-        """Combine a tensor of all ranks on the root; the other ranks' tensors are undefined then."""
+        """Combine a tensor of each rank on the root; do not rely on the tensors of other ranks afterwards.
+
+        Args:
+            tensors: The tensor, or a list with only this tensor; on the root it gets the result.
+            root: Group rank of the root, or options of c10d.
+            op: Operator; None: that of the options.
+            timeout: Time limit; None: that of the options.
+            opts: Options of c10d, with operator, root and time limit. Their root takes precedence over `root`.
+        """
         tensor = one_tensor(tensors, "tensors")
-        opts = opts if opts is not None else None if hasattr(root, "__index__") else root
-        (name, factor), limit = self._reduction(tensor, opts, timeout, op)
+        if opts is None and not hasattr(root, "__index__"):  # c10d's form reduce(tensors, opts), or no root
+            opts = root
+        (name, factor), limit = self._reduction_and_limit(tensor, opts, timeout, op)
+        # the options, if there are any, name the root
         dst = get_root(root if opts is None else opts, None)
         key: CallKey | None = None
         if factor is not None:
+            # such a call is not kept: the multiplication must come first each time
             tensor.mul_(factor)
-        elif timeout is None:
+        elif timeout is None:  # a call like an earlier one, by its key, is issued again without its checks
             key = "reduce", tensor.dtype, tensor.numel(), name, dst
-            work = self._issue_again(key, tensor, tensor if self._group.rank == dst else None, opts, [tensor])
-            if work is not None:
-                return cast(Work, work)
+            result = tensor if self._group.rank == dst else None
+            if (work := self._issue_again(key, tensor, result, opts, [tensor])) is not None:
+                return work
         if self._group.rank != dst:
             handle = self._issue(None, "reduce", flat_input(tensor), dst, name, limit=limit, key=key)
             return Work(handle, [tensor])
         out, copy_back = flat_output(tensor)
         return Work(self._issue(copy_back, "reduce", out, dst, name, out, limit=limit, key=key), [tensor])
 
-    @operation("reduce_scatter_", "reduce_scatter")
+    @c10d_operation("reduce_scatter_", "reduce_scatter")
     def reduce_scatter(
         self,
         output_tensors: Any,
@@ -109,12 +143,20 @@ class Reductions(Issuing):
         timeout: timedelta | None = None,
         op: Any = None,
     ) -> Work:
-        """Combine a list of tensors, one for each rank, with those of all ranks; rank r keeps the r-th result."""
+        """Combine lists of tensors: rank r gets the combination of the r-th tensors of all ranks.
+
+        Args:
+            output_tensors: The tensor that gets the result, or a list with only this tensor.
+            input_tensors: A list with a tensor for each rank, or a list that has only this list; sizes may differ.
+            opts: Options of c10d, with operator and time limit, or an operator.
+            timeout: Time limit; None: that of the options.
+            op: Operator; None: that of the options.
+        """
         output = one_tensor(output_tensors, "output_tensors")
         parts = list_parts(input_tensors, "input_tensors")
         self._check_count(parts, "input_tensors")
-        same_kind([output, *parts], "output, input_tensors")
-        (name, factor), limit = self._reduction(output, opts, timeout, op)
+        check_same_kind([output, *parts], "output, input_tensors")
+        (name, factor), limit = self._reduction_and_limit(output, opts, timeout, op)
         flat = torch.cat([part.reshape(-1) for part in parts])
         if factor is not None:
             flat.mul_(factor)
@@ -122,24 +164,35 @@ class Reductions(Issuing):
         even = None if len(set(counts)) == 1 else counts
         return Work(self._reduce_scatter(output, flat, name, limit, even), [output])
 
-    @operation("_reduce_scatter_base_", "reduce_scatter")
+    @c10d_operation("_reduce_scatter_base_", "reduce_scatter")
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
-        """Combine one tensor of all ranks; rank r keeps the r-th part of the result."""
+        """Combine a tensor of each rank; rank r gets the r-th part of the result.
+
+        Args:
+            output: Tensor that gets this rank's part.
+            input: The whole tensor of this rank.
+            opts: See `Reductions`.
+        """
         key: CallKey | None = None
         if type(opts) is dist.ReduceScatterOptions:
             key = "reduce_scatter", input.dtype, input.numel(), opts.reduceOp.op, output.dtype, output.numel()
-        work = None if key is None else self._issue_again(key, input, output, opts, [output])
-        if work is not None:
-            return cast(Work, work)
-        (name, factor), limit = self._reduction(input, opts, None)
+            if (work := self._issue_again(key, input, output, opts, [output])) is not None:
+                return work
+        (name, factor), limit = self._reduction_and_limit(input, opts, None)
         x = input if factor is None else input * factor
         return Work(self._reduce_scatter(output, x, name, limit, key=None if factor else key), [output])
 
-    @operation("reduce_scatter_tensor_coalesced_", "reduce_scatter")
+    @c10d_operation("reduce_scatter_tensor_coalesced_", "reduce_scatter")
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        """Combine several tensors of all ranks; rank r keeps the r-th part of each."""
-        outputs, inputs = self._check_pairs(outputs, inputs, parts="outputs")
-        (name, factor), limit = self._reduction(inputs[0], opts, None)
+        """Combine several tensors of each rank, each for itself; rank r gets the r-th part of each result.
+
+        Args:
+            outputs: A tensor for each input, which gets this rank's part.
+            inputs: Whole tensors of this rank.
+            opts: See `Reductions`.
+        """
+        outputs, inputs = self._check_outputs_and_inputs(outputs, inputs, joined_side="inputs")
+        (name, factor), limit = self._reduction_and_limit(inputs[0], opts, None)
         scaled = [x if factor is None else x * factor for x in inputs]
         fused, rest = self._split_by_size(outputs, scaled)
         handles = [self._reduce_scatter(outputs[i], scaled[i], name, limit) for i in rest]
@@ -160,8 +213,17 @@ class Reductions(Issuing):
         counts: list[int] | None = None,
         key: CallKey | None = None,
     ) -> Handle:
-        """Issue a reduce-scatter to an output that may overlap its input."""
-        same_kind([output, x], "output, input")
+        """Issue a reduce-scatter to an output that may overlap its input.
+
+        Args:
+            output: Tensor that gets this rank's part.
+            x: The whole tensor of this rank.
+            op: Name of the operator.
+            limit: Time limit, in seconds.
+            counts: Number of elements of each rank's part; None: all are equal.
+            key: Name of the call for `_issue_again`; None: it is not kept.
+        """
+        check_same_kind([output, x], "output, input")
         source = flat_input(x)
         if overlaps(output, x):
             source = source.copy()
@@ -169,7 +231,8 @@ class Reductions(Issuing):
         return self._issue(copy_back, "reduce_scatter", source, op, out, counts=counts, limit=limit, key=key)
 
 
-# How tensors of one rank are combined; a mean is divided by the number of ranks only, as c10d does it.
+# By operator: the function that combines tensors of one rank. A mean is a sum here, because c10d divides by the number
+# of ranks, not by that of tensors.
 _LOCALLY: dict[str, Callable[..., torch.Tensor]] = {
     "sum": torch.add,
     "mean": torch.add,
@@ -183,7 +246,12 @@ _LOCALLY: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def _combine_local(tensors: Tensors, op: str) -> torch.Tensor:
-    """Combine the tensors of this rank in the first, and return it."""
+    """Combine tensors of this rank with each other, and return the result, which overwrites the first tensor.
+
+    Args:
+        tensors: Tensors of one shape.
+        op: Name of the operator.
+    """
     first = tensors[0].detach()
     for other in tensors[1:]:
         _LOCALLY[op](first, other.detach(), out=first)
@@ -191,34 +259,37 @@ def _combine_local(tensors: Tensors, op: str) -> torch.Tensor:
 
 
 def _sum_sparse(group: Group, tensors: Tensors, op: tuple[str, Any], limit_s: float) -> Work:
-    """Sum the sparse tensors of all ranks in place; returns once their counts of elements have arrived.
+    """Sum the sparse tensors of all ranks in place.
+
+    It waits until the numbers of elements of all ranks have arrived, and then returns the Work.
+
+    Cost: an all-gather of the numbers of elements, then one of the positions and one of the values of all elements.
 
     Args:
-        tensors: Tensors of this rank, in coordinate layout, with the same axes on all ranks; each becomes the sum.
-        op: The reduction asked for, which must be a sum.
-        limit_s: How long each part may take.
-
-    Cost: two all-gathers of all elements and their places, after one of their numbers.
+        group: The group.
+        tensors: Tensors of this rank in coordinate layout, with equally many sparse axes on all ranks; each gets the
+            sum.
+        op: (name, factor) of the reduction, which must be ("sum", None).
+        limit_s: Time limit of each collective, in seconds.
 
     Raises:
-        CallError: If they are in another layout, or not to be summed.
+        CallError: The tensors have another layout, or the reduction is no plain sum.
     """
-    tensor = tensors[0]
+    tensor, *others = tensors
     if tensor.layout is not torch.sparse_coo:
         raise CallError(f"tensor: it is {tensor.layout}; backend 'overlap' sums sparse_coo tensors; pass .to_dense()")
     if op != ("sum", None):
         raise CallError(f"op: sparse tensors can be summed only, got {op[0]!r}; pass .to_dense()")
-    # First the sum of this rank, then the lengths of all ranks' sums, then their places and values.
+    # first the sum of this rank's tensors, then the numbers of elements of all ranks, then positions and values
     local = tensor.detach().coalesce()
-    for addend in tensors[1:]:
+    for addend in others:
         local = (local + addend.detach()).coalesce()
     count, axes = len(local.values()), local.sparse_dim()
     call: dict[str, Any] = {"timeout_s": limit_s, "call_site": users_frame()}
-    sizes = group.all_gather(np.array([count, axes], np.int64), **call).result().reshape(-1, 2)
-    if (sizes[:, 1] != axes).any():
-        raise CallError(f"tensor: expected equally many sparse axes on all ranks, got {sizes[:, 1].tolist()}")
-    counts = sizes[:, 0].tolist()
-    width = local.values()[0:1].numel() if count else _values_per_index(local)
+    counts, all_axes = group.all_gather(np.array([count, axes], np.int64), **call).result().reshape(-1, 2).T.tolist()
+    if set(all_axes) != {axes}:
+        raise CallError(f"tensor: expected equally many sparse axes on all ranks, got {all_axes}")
+    width = prod(local.shape[axes:])  # number of values at each position
     places = flat_input(local.indices().t().contiguous()).reshape(-1, axes)
     values = flat_input(local.values().contiguous()).reshape(-1, width)
     gathered = [group.all_gather(x, counts=counts, **call) for x in (places, values)]
@@ -227,10 +298,6 @@ def _sum_sparse(group: Group, tensors: Tensors, op: tuple[str, Any], limit_s: fl
         indices, values = (torch.from_numpy(np.array(future.result(0))) for future in gathered)
         shape = (sum(counts), *local.shape[axes:])
         total = torch.sparse_coo_tensor(indices.t(), values.reshape(shape), local.shape, check_invariants=False)
-        copy_to(tensors, total.coalesce())
+        copy_to_each(total.coalesce(), tensors)
 
     return Work(JoinedOperations(cast("list[Handle]", gathered), add_up), tensors)
-
-
-def _values_per_index(tensor: torch.Tensor) -> int:
-    return int(np.prod(tensor.shape[tensor.sparse_dim() :], dtype=np.int64))

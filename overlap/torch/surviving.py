@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch.distributed as dist
 import trio
@@ -30,7 +30,7 @@ from ..processes.status import Entering, Leaving, report_to_launcher
 from ..survival.agreement import AgreementState
 from ..survival.epochs import SurvivingRun
 
-_END_S = 2.0  # within which a world that has lost a process ends here
+_END_S = 2.0  # longest wait for the end of a world that has lost a process
 
 _connection: list[Connection] = []  # of the present world
 _run: list[SurvivingRun] = []  # of this program, once its first group has been initialised under --survive
@@ -38,19 +38,19 @@ _run: list[SurvivingRun] = []  # of this program, once its first group has been 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextWorld:
-    """The world in which the processes that live go on."""
+    """The world in which the surviving processes continue."""
 
-    epoch: int  # Number of losses so far that have ended a world
-    members: tuple[int, ...]  # Its processes in their order, by their numbers in the first world
-    step: int  # Greatest step that one of them has reported
-    source: int  # Rank, in this world, of a process that has done that step: its state is the newest
+    epoch: int  # Number of worlds of this job that have ended by a loss
+    members: tuple[int, ...]  # For each rank of this world, the number of its process in the first world
+    step: int  # Largest number of finished steps that a survivor has reported
+    source: int  # Rank, in this world, of a process that has finished that many steps: its state is the newest
 
 
 @dataclass(slots=True)
 class _Steps:
-    """Steps of a program that keeps its state itself."""
+    """Number of finished steps of a program that keeps its state itself, for `SurvivingRun`."""
 
-    done: int = field(default=0)
+    done: int
 
     def report(self) -> int:
         """Return the number of finished steps."""
@@ -64,35 +64,38 @@ class _Steps:
 def next_world(error: BaseException, *, step: int) -> NextWorld:
     """Leave the world that has failed, and agree with the other survivors on the next one.
 
-    All survivors must call it, each with its own error. Afterwards `init_process_group("overlap",
-    init_method="overlap://")` joins the next world, whose ranks are numbered anew; groups and models of the old one
+    All survivors must call this function, each with its own error. Afterwards `init_process_group("overlap",
+    init_method="overlap://")` joins the next world. Its ranks have new numbers. Groups and models of the old world
     (`DistributedDataParallel`) must be made again.
 
     Args:
         error: The error that an operation has raised.
-        step: Number of steps that this process has done. Survivors may differ by one: the program gives all of them the
-            state of rank `source`.
+        step: Number of steps that this process has finished. Survivors may differ by one: the program then copies the
+            state of rank `NextWorld.source` to all ranks.
 
     Returns:
         The next world.
 
     Raises:
         BaseException: `error` itself, if no process was lost: a rank has failed by itself, or the ranks disagree.
-        EpochClosedError: The others went on without this process, which was stopped or cut off.
+        EpochClosedError: The others have continued without this process, which was stopped or cut off.
         UsageError: The program was not started by `overlap run --survive`.
     """
     if not _run:
-        raise UsageError("next_world: this program has no witness of survivors; start it by `overlap run --survive`")
-    run, connection = _run[0], _connection[0]
+        reason = "this program was not started with --survive, so there is no next world"
+        raise UsageError(f"next_world: {reason}; start it by `overlap run --survive`")
+    [run], [connection] = _run, _connection
     loss = connection.failure(_END_S)
     if not isinstance(loss, Exception) or not run.is_loss(loss):
-        raise error from loss  # which names the rank at fault; in a backward, `error` has no cause
+        raise error from loss  # `loss` names the rank at fault; in a backward, `error` has no cause
+    # the group belongs to a world that has failed, so its end may fail as well
     with suppress(Exception):
         dist.destroy_process_group()
     run.epochs[0].survivor = _Steps(step)
-    trio.run(run.follow, loss)
+    trio.run(run.enter_next_world, loss)
     world = run.world
-    reports = run.witness.reports(world.epoch - 1, world.members)
+    reports = run.witness.read_reports(world.epoch - 1, world.members)
+    # the first of the members that have finished the most steps
     source = next(rank for rank, member in enumerate(world.members) if reports[member].step == world.step)
     return NextWorld(epoch=world.epoch, members=world.members, step=world.step, source=source)
 
@@ -103,7 +106,7 @@ def is_started_to_survive() -> bool:
 
 
 def report_joined(connection: Connection) -> None:
-    """Report to the witness and the launcher of a job that this process has joined a world."""
+    """Record that this process has joined a world, and report it to the launcher; nothing without a launcher."""
     _connection[:] = [connection]
     own_place = find_place(os.environ)
     if own_place is None:
@@ -116,13 +119,13 @@ def report_joined(connection: Connection) -> None:
 
 
 def report_left() -> None:
-    """Report to the launcher of a job that this process has left its world in order."""
+    """Report to the launcher that this process has left its world without an error."""
     if _run:
         report_to_launcher(Leaving(world=_run[0].world.epoch + 1))
 
 
 def world_job() -> str:
-    """Return the name of the present world's rendezvous."""
+    """Return the name under which the processes of the present world meet; it differs for each world of the job."""
     epoch = _run[0].world.epoch if _run else 0
     return f"{DEFAULT_JOB}-epoch-{epoch}" if epoch else DEFAULT_JOB
 

@@ -15,7 +15,11 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 
 def as_array(tensor: torch.Tensor) -> Array:
-    """Return an array that is the tensor's memory, or raise a CallError with a conversion that helps."""
+    """Return an array that shares the tensor's memory.
+
+    Raises:
+        CallError: The memory cannot be used; the error names a conversion that helps.
+    """
     try:
         return tensor_array(tensor)
     except (TypeError, RuntimeError) as error:
@@ -25,7 +29,7 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 
 def flat_input(tensor: torch.Tensor) -> Array:
-    """Return the elements of a tensor in order: a view where they are in order in memory, else a copy."""
+    """Return the elements of a tensor as a flat array: a view if the tensor is contiguous, otherwise a copy."""
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     view = as_array(tensor)
@@ -33,14 +37,15 @@ def flat_input(tensor: torch.Tensor) -> Array:
 
 
 def flat_output(tensor: torch.Tensor) -> tuple[Array, Callable[[], None] | None]:
-    """Return flat memory for the elements of a tensor, and a function that copies them to it if that is a copy.
+    """Return flat memory for the result of an operation that a tensor is to get.
 
     Returns:
-        A flat view and None where the tensor is contiguous; else a flat copy and a function that copies it back.
+        If the tensor is contiguous, a flat view of it, and None. Otherwise a flat copy of its elements, and a function
+        that copies the result back to the tensor.
     """
-    if tensor.is_neg() or tensor.is_conj():  # its memory holds the opposites or conjugates of its elements
+    if tensor.is_neg() or tensor.is_conj():  # the memory has the opposites or conjugates of the elements
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        return as_array(plain).reshape(-1), lambda: copy_to([tensor], plain)
+        return as_array(plain).reshape(-1), lambda: copy_to_each(plain, [tensor])
     view = as_array(tensor)
     if view.flags.c_contiguous:
         return view.reshape(-1), None
@@ -63,10 +68,9 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def join_adjacent(tensors: list[torch.Tensor]) -> torch.Tensor | None:
-    """Return the flat tensor over tensors that follow each other in memory, as after `chunk`.
+    """Return one flat tensor over tensors that follow each other in memory, as those of `torch.chunk` do.
 
-    Returns:
-        None for tensors with gaps or in another order, and for a tensor with permuted strides or lazy conjugation.
+    None if there are gaps between them, if they are in another order, or if one is not contiguous.
     """
     first = tensors[0]
     begin = end = first.data_ptr()
@@ -75,13 +79,14 @@ def join_adjacent(tensors: list[torch.Tensor]) -> torch.Tensor | None:
         if tensor.data_ptr() != end or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             return None
         end += tensor.nbytes
+    # there are no elements; or the tensors are neighbours only by chance, in several storages
     if end == begin or end > storage.data_ptr() + storage.nbytes():
         return None
     return first.detach().as_strided(((end - begin) // first.itemsize,), (1,))
 
 
 def copy_blocks(flat: Array, tensors: Iterable[torch.Tensor]) -> None:
-    """Write consecutive blocks of a flat array to tensors."""
+    """Copy the elements of a flat array to tensors, one tensor after the other."""
     start = 0
     for tensor in tensors:
         out, copy_back = flat_output(tensor)
@@ -91,20 +96,29 @@ def copy_blocks(flat: Array, tensors: Iterable[torch.Tensor]) -> None:
         start += out.size
 
 
-def copy_to(tensors: Iterable[torch.Tensor], tensor: torch.Tensor) -> None:
-    """Copy a tensor to each of several."""
+def copy_to_each(tensor: torch.Tensor, targets: Iterable[torch.Tensor]) -> None:
+    """Copy a tensor to each of the targets, without a record for autograd."""
     with torch.no_grad():
-        for target in tensors:
+        for target in targets:
             target.copy_(tensor)
 
 
 def overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two tensors have one storage, perhaps different parts of it."""
+    """Return whether two tensors have the same storage, even if they are different parts of it."""
     return bool(a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr())
 
 
 def list_tensors(tensors: Any, argument: str) -> list[torch.Tensor]:
-    """Return a list of tensors, from a list or a single tensor."""
+    """Return a list of tensors, from a list or a single tensor.
+
+    Args:
+        tensors: The list or the tensor.
+        argument: Name of the argument, for errors.
+
+    Raises:
+        TypeError: The argument is neither a tensor nor a list of tensors.
+        CallError: The list is empty.
+    """
     if isinstance(tensors, torch.Tensor):
         return [tensors]
     if not isinstance(tensors, list | tuple) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
@@ -115,7 +129,10 @@ def list_tensors(tensors: Any, argument: str) -> list[torch.Tensor]:
 
 
 def one_tensor(tensors: Any, argument: str) -> torch.Tensor:
-    """Return a tensor, or the only one of a list: a process has one device, the CPU."""
+    """Return the tensor, or the only tensor of a list; c10d has a tensor for each device, and here there is one.
+
+    Arguments and errors are as of `list_tensors`; a list of several tensors raises `CallError`, too.
+    """
     if type(tensors) is list and len(tensors) == 1 and isinstance(tensors[0], torch.Tensor):
         return tensors[0]
     candidates = list_tensors(tensors, argument)
@@ -125,42 +142,58 @@ def one_tensor(tensors: Any, argument: str) -> torch.Tensor:
 
 
 def check_memory(tensors: Iterable[torch.Tensor]) -> None:
-    """Check the memory of each tensor, as `as_array` does, before an operation starts with the first."""
+    """Raise the error of `as_array` if the memory of a tensor cannot be used, before an operation is issued for any."""
     for tensor in tensors:
         as_array(tensor)
 
 
-def same_kind(tensors: Iterable[torch.Tensor], argument: str) -> None:
-    """Refuse tensors of several devices, dtypes or layouts, which cannot travel together."""
+def check_same_kind(tensors: Iterable[torch.Tensor], argument: str) -> None:
+    """Raise `CallError` if tensors have different devices, dtypes or layouts.
+
+    Args:
+        tensors: The tensors.
+        argument: Name of the argument, for the error.
+    """
     first: torch.Tensor | None = None
     for index, tensor in enumerate(tensors):
         first = tensor if first is None else first
         if tensor.device != first.device:
             raise CallError(
                 f"{argument}: all tensors must be on one device, number 0 is on {first.device} and number {index} on "
-                f"{tensor.device}"
+                f"{tensor.device}; pass .cpu() of each"
             )
         if tensor.dtype != first.dtype:
-            raise _difference_error(argument, "dtype", first.dtype, index, tensor.dtype)
+            raise _difference_error(argument, "dtype", first.dtype, index, tensor.dtype, f"pass .to({first.dtype})")
         if tensor.layout != first.layout:
-            raise _difference_error(argument, "layout", first.layout, index, tensor.layout)
+            raise _difference_error(argument, "layout", first.layout, index, tensor.layout, "pass .to_dense()")
 
 
-def same_shape(tensors: list[torch.Tensor], argument: str) -> None:
-    """Refuse tensors of several shapes, which cannot be combined."""
+def check_same_shape(tensors: list[torch.Tensor], argument: str) -> None:
+    """Raise `CallError` if tensors have different shapes. Arguments are as of `check_same_kind`."""
     for index, tensor in enumerate(tensors):
         if tensor.shape != tensors[0].shape:
-            raise _difference_error(argument, "shape", tuple(tensors[0].shape), index, tuple(tensor.shape))
+            first, other = tuple(tensors[0].shape), tuple(tensor.shape)
+            raise _difference_error(argument, "shape", first, index, other, "reshape or pad them")
 
 
-def _difference_error(argument: str, attribute: str, first: object, index: int, other: object) -> CallError:
+def _difference_error(argument: str, name: str, first: object, index: int, other: object, advice: str) -> CallError:
+    """Return the error of two tensors that differ.
+
+    Args:
+        argument: Name of the argument, a list of tensors.
+        name: Name of the attribute that differs, such as "dtype".
+        first: Value of the attribute for tensor number 0.
+        index: Number of the other tensor.
+        other: Value of the attribute for the other tensor.
+        advice: How to make the values equal.
+    """
     return CallError(
-        f"{argument}: all tensors must have one {attribute}, number 0 is {first} and number {index} {other}"
+        f"{argument}: all tensors must have one {name}, number 0 is {first} and number {index} {other}; {advice}"
     )
 
 
 def _unsupported_reason(tensor: torch.Tensor) -> str | None:
-    """Return why the memory of a tensor cannot be used, and a conversion that helps; None if unknown."""
+    """Return why the memory of a tensor cannot be used, and a conversion that helps; None if the reason is unknown."""
     if tensor.device.type != "cpu":
         return (
             f"tensor: it is on {tensor.device}, and backend 'overlap' carries tensors of the CPU; pass .cpu(), or give "

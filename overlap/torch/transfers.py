@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, cast
@@ -11,18 +11,19 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from ..runtime.message import Message
 from ..runtime.messages import MOST_TAGS
 from . import private
 from .errors import CallError
 from .issuing import Issuing, Tensors, get_root, list_parts
-from .operations import CallKey, operation, users_frame
+from .operations import CallKey, c10d_operation, users_frame
 from .tensors import (
     Array,
     as_array,
     check_memory,
+    check_same_kind,
+    check_same_shape,
     copy_blocks,
-    copy_to,
+    copy_to_each,
     flat_input,
     flat_output,
     is_plain,
@@ -30,67 +31,100 @@ from .tensors import (
     list_tensors,
     one_tensor,
     overlaps,
-    same_kind,
-    same_shape,
 )
 from .work import Handle, JoinedOperations, Work
 
-# Tags of programs are those of PyTorch; the one beyond is for all-to-all exchanges of unequal parts.
+# Programs may use the tags below `_TAGS`; that tag itself is for all-to-all exchanges of unequal parts.
 _TAGS = MOST_TAGS - 1
 _ALL_TO_ALL_TAG = _TAGS
 _FINISHED = JoinedOperations([])
 
 
 class Transfers(Issuing):
-    """broadcast, all_gather, gather, scatter, all_to_all, send and recv, in the forms that torch has of them."""
+    """broadcast, all_gather, gather, scatter, all_to_all, send and recv, in the forms that torch has of them.
 
-    @operation("broadcast_", "broadcast")
+    Arguments that several methods have:
+
+    - `opts`: Options of c10d, with root, time limit, and whether the caller waits. It may also be the root itself, as a
+      number, or a time limit. None: the defaults.
+    - `timeout`: Time limit, which takes precedence over that of the options. None: that of the options, or the group's.
+    - `root`: Root in the group, which takes precedence over that of the options. None: that of the options, or rank 0.
+
+    Each method returns a `Work` at once, and raises `CallError` for arguments that do not fit.
+    """
+
+    @c10d_operation("broadcast_", "broadcast")
     def broadcast(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, root: int | None = None
     ) -> Work:
-        """Copy the root's tensor to every rank; of several tensors, the options name the one to copy."""
+        """Copy a tensor of the root to every rank.
+
+        Args:
+            tensors: The tensor, which is overwritten on other ranks than the root. Or a list of tensors of one shape:
+                the options name the one that the root sends, and all tensors of all ranks get its elements.
+            opts: This and the others: see `Transfers`.
+        """
         inputs = list_tensors(tensors, "tensors")
         src, limit = get_root(opts, root, len(inputs)), self._limit_s(opts, timeout)
         if len(inputs) == 1:
             key = "broadcast", inputs[0].dtype, inputs[0].numel(), src
             x = inputs[0] if self._group.rank == src else None
-            work = self._issue_again(key, x, inputs[0], opts, inputs) if timeout is None else None
-            return Work(self._broadcast(inputs[0], src, limit, key), inputs) if work is None else cast(Work, work)
-        same_kind(inputs, "tensors")
-        same_shape(inputs, "tensors")
+            if timeout is None and (work := self._issue_again(key, x, inputs[0], opts, inputs)) is not None:
+                return work
+            return Work(self._broadcast(inputs[0], src, limit, key), inputs)
+        check_same_kind(inputs, "tensors")
+        check_same_shape(inputs, "tensors")
         check_memory(inputs)
         first = inputs[int(getattr(opts, "rootTensor", 0)) if self._group.rank == src else 0]
         handle = self._broadcast(first, src, limit)
-        return Work(JoinedOperations([handle], lambda: copy_to(inputs, first)), inputs)
+        return Work(JoinedOperations([handle], lambda: copy_to_each(first, inputs)), inputs)
 
     def _broadcast(self, tensor: torch.Tensor, root: int, limit: float, key: CallKey | None = None) -> Handle:
+        """Issue the broadcast of one tensor.
+
+        Args:
+            tensor: Read on the root, and written on the other ranks.
+            root: The root.
+            limit: Time limit, in seconds.
+            key: Name of the call for `_issue_again`; None: it is not kept.
+        """
         out, copy_back = flat_output(tensor)
         if self._group.rank == root:
+            # Nothing is copied back on the root. If its input is a copy, the call is not kept.
             key, copy_back = key if copy_back is None else None, None
         return self._issue(copy_back, "broadcast", out, root, out, limit=limit, key=key)
 
-    @operation("allgather_", "all_gather")
+    @c10d_operation("allgather_", "all_gather")
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
         """Copy the tensors of all ranks, which may differ in size, to every rank.
 
-        A rank may give several tensors of one size, and then takes as many lists, each of all tensors of all ranks.
+        A rank may pass several input tensors of one size. Then it passes an output list for each of them, and each of
+        these lists gets all tensors of all ranks.
+
+        Args:
+            output_tensors: A list with a tensor for each rank, or a list that has only this list.
+            input_tensors: This rank's tensor, or a list of tensors.
+            opts: This and the others: see `Transfers`.
         """
         xs, limit = list_tensors(input_tensors, "input_tensors"), self._limit_s(opts, timeout)
         if len(xs) == 1:
-            key = "all_gather", xs[0].dtype, xs[0].numel(), xs[0].dtype, xs[0].numel() * self._group.size
-            whole = self._joined_parts(output_tensors, xs[0]) if timeout is None else None
+            (x,) = xs
+            key = "all_gather", x.dtype, x.numel(), x.dtype, x.numel() * self._group.size
+            # only if the outputs follow each other in memory, the call can be issued again as an earlier one
+            whole = self._joined_parts(output_tensors, x) if timeout is None else None
             parts = list_parts(output_tensors, "output_tensors")
-            work = None if whole is None else self._issue_again(key, xs[0], whole, opts, parts)
-            return Work(self._all_gather(parts, xs[0], limit, key), parts) if work is None else cast(Work, work)
+            if whole is not None and (work := self._issue_again(key, x, whole, opts, parts)) is not None:
+                return work
+            return Work(self._all_gather(parts, x, limit, key), parts)
         lists = [list_tensors(parts, "output_tensors") for parts in output_tensors]
         if len(lists) != len(xs):
             raise CallError(f"output_tensors: expected one list for each of {len(xs)} input tensors, got {len(lists)}")
         for parts in lists:
             self._check_count(parts, "output_tensors", per_rank=len(xs))
-            same_kind([*xs, *parts], "input_tensors, output_tensors")
-            same_shape([*xs, *parts], "input_tensors, output_tensors")
+            check_same_kind([*xs, *parts], "input_tensors, output_tensors")
+            check_same_shape([*xs, *parts], "input_tensors, output_tensors")
         flat = flat_input(torch.stack([x.detach() for x in xs]))
 
         def copy_back(gathered: Array) -> None:
@@ -99,18 +133,24 @@ class Transfers(Issuing):
 
         return Work(self._issue(copy_back, "all_gather", flat, None, limit=limit), lists)
 
-    @operation("allgather_coalesced_", "all_gather")
+    @c10d_operation("allgather_coalesced_", "all_gather")
     def allgather_coalesced(self, output_lists: Any, input_tensors: Any, opts: Any = None) -> Work:
-        """Copy several tensors of all ranks to every rank: `output_lists[rank][i]` is tensor `i` of a rank."""
+        """Copy several tensors of all ranks to every rank.
+
+        Args:
+            output_lists: A list of tensors for each rank: `output_lists[rank][i]` gets tensor `i` of that rank.
+            input_tensors: Tensors of this rank.
+            opts: See `Transfers`.
+        """
         self._check_count(output_lists, "output_lists")
         xs, limit = list_tensors(input_tensors, "input_list"), self._limit_s(opts, None)
         for rank, outs in enumerate(output_lists):
             if len(list_tensors(outs, "output_lists")) != len(xs):
                 raise CallError(
-                    f"output_lists: expected {len(xs)} tensors in number {rank}, as the inputs are, got {len(outs)}"
+                    f"output_lists[{rank}]: expected {len(xs)} tensors, one for each input, got {len(outs)}"
                 )
             for index, (out, x) in enumerate(zip(outs, xs, strict=True)):
-                same_kind([x, out], f"input {index}, output_lists[{rank}]")
+                check_same_kind([x, out], f"input {index}, output_lists[{rank}]")
                 if out.numel() != x.numel():
                     raise CallError(
                         f"output_lists: expected {x.numel()} elements in tensor {index} of number {rank}, as in the "
@@ -122,9 +162,16 @@ class Transfers(Issuing):
         return Work(JoinedOperations(handles), output_lists)
 
     def _all_gather(self, parts: Tensors, tensor: torch.Tensor, limit: float, key: CallKey | None = None) -> Handle:
-        """Issue the all-gather of one tensor to a list with one output for each rank."""
+        """Issue the all-gather of one tensor to a list with one output for each rank.
+
+        Args:
+            parts: The outputs, one for each rank, of the size of that rank's tensor.
+            tensor: This rank's tensor.
+            limit: Time limit, in seconds.
+            key: Name of the call for `_issue_again`; a call with unequal sizes is never kept.
+        """
         self._check_count(parts, "output_tensors")
-        same_kind([tensor, *parts], "output_tensors, input")
+        check_same_kind([tensor, *parts], "output_tensors, input")
         counts, own = [part.numel() for part in parts], self._group.rank
         if counts[own] != tensor.numel():
             raise CallError(
@@ -136,19 +183,30 @@ class Transfers(Issuing):
         key = key if even is None else None
         return self._issue(copy_back, "all_gather", flat_input(tensor), out, counts=even, limit=limit, key=key)
 
-    @operation("_allgather_base_", "all_gather")
+    @c10d_operation("_allgather_base_", "all_gather")
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
-        """Join the tensors of all ranks."""
+        """Join the tensors of all ranks in one tensor.
+
+        Args:
+            output: Tensor that gets the tensors of all ranks, in rank order.
+            input: This rank's tensor; all ranks have the same size.
+            opts: See `Transfers`.
+        """
         key = "all_gather", input.dtype, input.numel(), output.dtype, output.numel()
-        work = self._issue_again(key, input, output, opts, [output])
-        if work is not None:
-            return cast(Work, work)
+        if (work := self._issue_again(key, input, output, opts, [output])) is not None:
+            return work
         return Work(self._all_gather_single(output, input, self._limit_s(opts, None), key), [output])
 
-    @operation("allgather_into_tensor_coalesced_", "all_gather")
+    @c10d_operation("allgather_into_tensor_coalesced_", "all_gather")
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        """Join several tensors of all ranks, each by itself."""
-        outputs, inputs = self._check_pairs(outputs, inputs, parts="inputs")
+        """Join several tensors of all ranks, each by itself.
+
+        Args:
+            outputs: A tensor for each input, which gets the result.
+            inputs: Tensors of this rank.
+            opts: See `Transfers`.
+        """
+        outputs, inputs = self._check_outputs_and_inputs(outputs, inputs, joined_side="outputs")
         limit = self._limit_s(opts, None)
         fused, rest = self._split_by_size(outputs, inputs)
         handles = [self._all_gather_single(outputs[i], inputs[i], limit) for i in rest]
@@ -161,12 +219,19 @@ class Transfers(Issuing):
     def _all_gather_single(
         self, output: torch.Tensor, x: torch.Tensor, limit: float, key: CallKey | None = None
     ) -> Handle:
-        """Issue the all-gather of one tensor to one output."""
-        same_kind([output, x], "output, input")
+        """Issue the all-gather of one tensor to one output.
+
+        Args:
+            output: Tensor of the result.
+            x: This rank's tensor.
+            limit: Time limit, in seconds.
+            key: Name of the call for `_issue_again`; None: it is not kept.
+        """
+        check_same_kind([output, x], "output, input")
         out, copy_back = flat_output(output)
         return self._issue(copy_back, "all_gather", flat_input(x), out, limit=limit, key=key)
 
-    @operation("gather_", "gather")
+    @c10d_operation("gather_", "gather")
     def gather(
         self,
         output_tensors: Any,
@@ -175,31 +240,36 @@ class Transfers(Issuing):
         timeout: timedelta | None = None,
         root: int | None = None,
     ) -> Work:
-        """Copy the tensors of all ranks to the root."""
+        """Copy the tensors of all ranks to the root.
+
+        Args:
+            output_tensors: On the root, a list with a tensor for each rank, or a list that has only this list; on other
+                ranks an empty list.
+            input_tensors: This rank's tensor; all ranks have the same size.
+            opts: This and the others: see `Transfers`.
+        """
         tensor = one_tensor(input_tensors, "input_tensors")
         dst = get_root(opts, root)
-        limit, key, work = self._limit_s(opts, timeout), ("gather", tensor.dtype, tensor.numel(), dst), None
+        limit, key = self._limit_s(opts, timeout), ("gather", tensor.dtype, tensor.numel(), dst)
         if self._group.rank != dst:
             if output_tensors and output_tensors != [[]]:
-                raise CallError(f"output_tensors: only rank {dst}, which gathers, has any; pass none")
-            if timeout is None:
-                work = self._issue_again(key, tensor, None, opts, [])
-            if work is None:
-                work = Work(self._issue(None, "gather", flat_input(tensor), dst, limit=limit, key=key), [])
-            return cast(Work, work)
+                own = f"this is rank {self._group.rank}"
+                raise CallError(f"output_tensors: {own}, and only rank {dst} (dst) receives; pass none here")
+            if timeout is None and (work := self._issue_again(key, tensor, None, opts, [])) is not None:
+                return work
+            return Work(self._issue(None, "gather", flat_input(tensor), dst, limit=limit, key=key), [])
         whole = self._joined_parts(output_tensors, tensor) if timeout is None else None
         parts = list_parts(output_tensors, "output_tensors")
-        work = None if whole is None else self._issue_again(key, tensor, whole, opts, parts)
-        if work is not None:
-            return cast(Work, work)
+        if whole is not None and (work := self._issue_again(key, tensor, whole, opts, parts)) is not None:
+            return work
         self._check_count(parts, "output_tensors")
-        same_kind([tensor, *parts], "output_tensors, input")
+        check_same_kind([tensor, *parts], "output_tensors, input")
         self._check_sizes(parts, tensor, "output_tensors")
         out = _joined_array(parts, tensor)
         copy_back = None if out is not None else lambda gathered: copy_blocks(gathered, parts)
         return Work(self._issue(copy_back, "gather", flat_input(tensor), dst, out, limit=limit, key=key), parts)
 
-    @operation("scatter_", "scatter")
+    @c10d_operation("scatter_", "scatter")
     def scatter(
         self,
         output_tensors: Any,
@@ -208,32 +278,47 @@ class Transfers(Issuing):
         timeout: timedelta | None = None,
         root: int | None = None,
     ) -> Work:
-        """Copy one of the root's tensors to each rank."""
+        """Copy one of the root's tensors to each rank.
+
+        Args:
+            output_tensors: Tensor of this rank's part.
+            input_tensors: On the root, a list with a tensor for each rank, or a list that has only this list; on other
+                ranks an empty list.
+            opts: This and the others: see `Transfers`.
+        """
         output = one_tensor(output_tensors, "output_tensors")
         src = get_root(opts, root)
         limit, key = self._limit_s(opts, timeout), ("scatter", output.dtype, output.numel(), src)
         is_root = self._group.rank == src
         source = self._joined_parts(input_tensors, output) if is_root else None
-        if timeout is None and (source is not None or not (is_root or (input_tensors and input_tensors != [[]]))):
-            work = self._issue_again(key, source, output, opts, [output])
-            if work is not None:
-                return cast(Work, work)
+        has_extra_parts = not is_root and bool(input_tensors) and input_tensors != [[]]
+        # issued as an earlier call only if the root's inputs follow each other in memory, and other ranks pass none
+        may_come_again = timeout is None and (source is not None if is_root else not has_extra_parts)
+        if may_come_again and (work := self._issue_again(key, source, output, opts, [output])) is not None:
+            return work
         out, copy_back = flat_output(output)
         if is_root:
             parts = list_parts(input_tensors, "input_tensors")
             self._check_count(parts, "input_tensors")
-            same_kind([output, *parts], "output, input_tensors")
+            check_same_kind([output, *parts], "output, input_tensors")
             self._check_sizes(parts, output, "input_tensors")
             side_by_side = _joined_array(parts, output)
             flat = flat_input(torch.cat([part.reshape(-1) for part in parts])) if side_by_side is None else side_by_side
-        elif input_tensors and input_tensors != [[]]:
-            raise CallError(f"input_tensors: only rank {src}, which scatters, has any; pass none")
-        else:  # not read, but shows size and dtype: to look for these first takes twice as long
+        elif has_extra_parts:
+            own = f"this is rank {self._group.rank}"
+            raise CallError(f"input_tensors: {own}, and only rank {src} (src) sends; pass none here")
+        else:  # never read, but `scatter` of the group takes size and dtype from it
             flat = np.empty(out.size * self._group.size, out.dtype)
         return Work(self._issue(copy_back, "scatter", flat, src, out, limit=limit, key=key), [output])
 
     def _joined_parts(self, parts: Any, like: torch.Tensor) -> torch.Tensor | None:
-        """Return the flat tensor over one part for each rank, if they follow each other and are like a tensor."""
+        """Return the flat tensor over one part for each rank, if they follow each other in memory; else None.
+
+        Args:
+            parts: A list with a part for each rank, or a list that has only this list; None is returned for anything
+                else.
+            like: Tensor with the dtype and the size that each part must have.
+        """
         if type(parts) is list and len(parts) == 1 and type(parts[0]) is list:
             parts = parts[0]
         if type(parts) is not list or len(parts) != self._group.size:
@@ -244,7 +329,7 @@ class Transfers(Issuing):
                 return None
         return join_adjacent(parts)
 
-    @operation("alltoall_base_", "all_to_all")
+    @c10d_operation("alltoall_base_", "all_to_all")
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -254,31 +339,52 @@ class Transfers(Issuing):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """Cut a tensor along axis 0 and send part i to rank i; part i of the output comes from rank i."""
-        same_kind([output, input], "output, input")
+        """Cut a tensor along axis 0 and send part i to rank i; part i of the output comes from rank i.
+
+        Args:
+            output: Tensor of the result.
+            input: Tensor that is cut.
+            output_split_sizes: Number of rows from each rank; empty: equally many from each.
+            input_split_sizes: Number of rows to each rank; empty: equally many to each.
+            opts: This and the others: see `Transfers`.
+        """
+        check_same_kind([output, input], "output, input")
         limit = self._limit_s(opts, timeout)
         if not output_split_sizes and not input_split_sizes:
             return self._all_to_all_even(output, input, limit, opts)
         parts = _split_rows(output, output_split_sizes, self._group.size, "output_split_sizes")
         sent = _split_rows(input, input_split_sizes, self._group.size, "input_split_sizes")
-        return self._all_to_all("all_to_all_single", parts, sent, limit, output)
+        return self._all_to_all("all_to_all_single", parts, sent, limit, value=output)
 
     alltoall_base = all_to_all_single
 
-    @operation("alltoall_", "all_to_all")
+    @c10d_operation("alltoall_", "all_to_all")
     def alltoall(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
-        """Send tensor i of a list to rank i; tensor i of the outputs comes from rank i."""
+        """Send tensor i of a list to rank i; tensor i of the outputs comes from rank i.
+
+        Args:
+            output_tensors: A tensor for each rank; their sizes may differ.
+            input_tensors: A tensor for each rank.
+            opts: This and the others: see `Transfers`.
+        """
         outs, xs = list_tensors(output_tensors, "output_tensors"), list_tensors(input_tensors, "input_tensors")
         self._check_count(outs, "output_tensors")
         self._check_count(xs, "input_tensors")
-        same_kind([*outs, *xs], "output_tensors, input_tensors")
+        check_same_kind([*outs, *xs], "output_tensors, input_tensors")
         check_memory([*outs, *xs])
-        return self._all_to_all("all_to_all", outs, xs, self._limit_s(opts, timeout), outs)
+        return self._all_to_all("all_to_all", outs, xs, self._limit_s(opts, timeout), value=outs)
 
     def _all_to_all_even(self, output: torch.Tensor, x: torch.Tensor, limit: float, opts: Any) -> Work:
-        """Exchange equal parts of a tensor, by one collective."""
+        """Exchange equal parts of a tensor, by one collective.
+
+        Args:
+            output: Tensor of the result, which may overlap the input.
+            x: Tensor that is cut.
+            limit: Time limit, in seconds.
+            opts: Options of c10d.
+        """
         size = self._group.size
         for tensor, argument in ((output, "output"), (x, "input")):
             if tensor.dim() and tensor.size(0) % size:
@@ -287,9 +393,8 @@ class Transfers(Issuing):
                     f"{argument}_split_sizes"
                 )
         key = "all_to_all", x.dtype, x.numel(), output.dtype, output.numel()
-        work = self._issue_again(key, x, output, opts, [output], "all_to_all_single")
-        if work is not None:
-            return cast(Work, work)
+        if (work := self._issue_again(key, x, output, opts, [output], "all_to_all_single")) is not None:
+            return work
         out, copy_back = flat_output(output)
         source = flat_input(x)
         if overlaps(output, x):
@@ -298,7 +403,15 @@ class Transfers(Issuing):
         return Work(handle, [output])
 
     def _all_to_all(self, name: str, parts: Tensors, sent: Tensors, limit: float, value: Any) -> Work:
-        """Send each part as a message: no rank has to know the sizes of messages between others."""
+        """Send each part as a message, so that no rank has to know the sizes of messages between other ranks.
+
+        Args:
+            name: Name of the operation in records.
+            parts: Tensors that are received, by rank.
+            sent: Tensors that are sent, by rank.
+            limit: Time limit, in seconds.
+            value: Result of the Work: the list of outputs, or the only output.
+        """
         handles: list[Handle] = []
         issue = partial(self._issue, limit=limit, site=users_frame(), name=name)
         for rank in range(self._group.size):
@@ -308,60 +421,92 @@ class Transfers(Issuing):
             handles.append(issue(None, "send_flat", flat_input(part), rank, _ALL_TO_ALL_TAG))
         return Work(JoinedOperations(handles), [value] if isinstance(value, torch.Tensor) else value)
 
-    @operation("send", "send")
+    @c10d_operation("send", "send")
     def send(self, tensors: Any, dst: int, tag: int) -> Work:
-        """Send a tensor to a rank of the group."""
+        """Send a tensor to a rank of the group.
+
+        Args:
+            tensors: The tensor, or a list of just that.
+            dst: Receiving rank in the group.
+            tag: Tag of the message.
+        """
         return self._message("send_flat", tensors, dst, tag)
 
-    @operation("recv_", "recv")
+    @c10d_operation("recv_", "recv")
     def recv(self, tensors: Any, src: int, tag: int) -> Work:
-        """Receive a tensor from a rank of the group."""
+        """Receive a tensor from a rank of the group; its size must be that of the message.
+
+        Args:
+            tensors: The tensor that is written, or a list of just that.
+            src: Sending rank in the group.
+            tag: Tag of the message.
+        """
         return self._message("receive_flat", tensors, src, tag)
 
-    @operation("recv_any_source_", "recv")
+    @c10d_operation("recv_any_source_", "recv")
     def recv_anysource(self, tensors: Any, tag: int) -> Work:
-        """Receive a tensor from any rank; `work.source_rank()` says which one."""
+        """Receive a tensor from any rank, which `work.source_rank()` returns. Arguments are as of `recv`."""
         return self._message("receive_flat", tensors, None, tag)
 
     recvAnysource = recv_anysource
 
     def _message(self, name: str, tensors: Any, peer: int | None, tag: int) -> Work:
-        """Begin one end of a message; the source of a receive is known once that has arrived."""
+        """Begin a send or a receive.
+
+        Args:
+            name: "send_flat" or "receive_flat", the method of the group.
+            tensors: The tensor, or a list with only this tensor.
+            peer: The other rank in the group; None: receive from any rank.
+            tag: Tag of the message.
+        """
         tensor = one_tensor(tensors, "tensors")
         if not 0 <= tag < _TAGS:
             raise CallError(f"tag: expected 0 to {_TAGS - 1}, got {tag}")
         frame, limit_s, receives = users_frame(), self._timeout.total_seconds(), name == "receive_flat"
+        # `f_lasti` tells apart several calls in one line
         key = receives, peer, tag, tensor.dtype, tensor.numel(), frame.f_code, frame.f_lasti
-        source = partial(int, peer) if receives and peer is not None else None
+        source: Callable[[], int] | None = partial(int, peer) if receives and peer is not None else None
         plain = is_plain(tensor)
-        # A call that comes again, from one line with one shape, skips the checks and the conversion.
-        begins = sys._getframe(2).f_back  # torch's `isend` or `irecv`
+        # Two frames up is the decorated method, then torch's `isend` or `irecv`, then perhaps `send` or `recv`: these
+        # two wait for the message at once.
+        begins = sys._getframe(2).f_back
         waits = begins is not None and begins.f_back is not None and begins.f_back.f_code in private.WAITING_CALLS
+        # a call that comes again, from one line with one shape, skips the checks and the conversion
         known = self._group._messages.reissue(key, tensor, limit_s, frame, waits=waits) if plain else None
         if known is not None:
             self._seq += 1
+            # an integer says that the message has left already
             return Work(_FINISHED if isinstance(known, int) else cast(Handle, known), [tensor], source)
         array, copy_back = flat_output(tensor) if receives else (flat_input(tensor), None)
-        future = self._issue_here(name, (array, peer, tag), {}, limit_s, frame)
+        future = self._issue_on_group(name, (array, peer, tag), {}, limit_s, frame)
         if plain:
             self._group._messages.keep(key, future)
         if receives and source is None:
-            source = partial(_source_of, future)
+            source = lambda: int(future.src)  # noqa: E731
         return Work(future if copy_back is None else JoinedOperations([future], copy_back), [tensor], source)
 
 
-def _source_of(receive: Message[Any]) -> int:
-    return int(cast("int", receive.src))
-
-
 def _joined_array(parts: Tensors, other: torch.Tensor) -> Array | None:
-    """Return tensors that follow each other in memory as one array; None: gaps, or the storage of `other`."""
+    """Return tensors that follow each other in memory as one array.
+
+    None if they have gaps, or share memory with `other`.
+    """
     whole = None if overlaps(parts[0], other) else join_adjacent(parts)
     return None if whole is None else as_array(whole)
 
 
 def _split_rows(tensor: torch.Tensor, sizes: Sequence[int], ranks: int, argument: str) -> Tensors:
-    """Return the parts of a tensor along axis 0, of these sizes or of equal ones."""
+    """Return the parts of a tensor along axis 0.
+
+    Args:
+        tensor: The tensor.
+        sizes: Number of rows of each part; empty: all parts are equal.
+        ranks: Number of ranks, each of which has a part.
+        argument: Name of the sizes in the program's call, for messages.
+
+    Raises:
+        CallError: The sizes are not one for each rank, or do not add up to the rows of the tensor.
+    """
     if not sizes:
         sizes = [tensor.size(0) // ranks] * ranks
     if len(sizes) != ranks or sum(sizes) != tensor.size(0):

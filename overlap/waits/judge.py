@@ -16,7 +16,7 @@ from itertools import chain
 from msgspec import Struct
 from msgspec.structs import replace
 
-from .ends import End, EndState, Meeting, RankView, Seen
+from .ends import CallRecord, End, EndState, Meeting, RankView, Seen
 
 
 class Kind(StrEnum):
@@ -46,18 +46,20 @@ class WaitVerdict(Struct, frozen=True, kw_only=True):
     """Why ranks wait."""
 
     kind: Kind
-    culprits: tuple[int, ...] = ()  # World ranks, ascending; of a cycle its members
-    waiters: tuple[int, ...] = ()  # Ranks that wait for the culprits in `end`; the other side of a mismatch
-    end: End | None = None  # The operation in which they wait
-    ends: tuple[End, ...] = ()  # Operations that differ; the skipped one and that called instead; those of a cycle
+    culprits: tuple[int, ...] = ()  # World ranks, ascending; for CYCLE all ranks of the cycle
+    waiters: tuple[int, ...] = ()  # Ranks that wait for the culprits in `end`; for MISMATCH, SWAPPED the other side
+    end: End | None = None  # The operation in which the waiters wait
+    # MISMATCH, SWAPPED: the calls that differ. SKIPPED: the skipped call, and the one made instead. TAGS: the receive
+    # and the send. CYCLE: the operation in which each rank of the cycle waits.
+    ends: tuple[End, ...] = ()
     others: tuple[End, ...] = ()  # Operations in which ranks outside of a cycle wait
     differs: str = ""  # "operations", "sizes", "dtypes", "roots" or "arguments"
     view: RankView | None = None  # The first culprit
-    may_end: bool = False  # Whether ranks of a cycle may go on: a deadline, or another task of theirs
+    may_end: bool = False  # Whether ranks of a cycle may go on, by a deadline or another task of their programs
     doubtful: tuple[int, ...] = ()  # Ranks of the verdict with views that contradict each other
     unrecorded: str = ""  # What the sources do not record
     missing: tuple[int, ...] = ()  # Ranks without a record
-    earlier: WaitVerdict | None = None  # Calls that differed before, and that have ended
+    earlier: WaitVerdict | None = None  # Another difference between calls, which is not the cause
 
     @property
     def is_certain(self) -> bool:
@@ -70,116 +72,150 @@ def judge(views: Iterable[RankView], size: int) -> WaitVerdict:
 
     Args:
         views: Views of ranks; of several views of one rank the newest counts.
-        size: Number of ranks; those without a view have no record.
+        size: Number of ranks; ranks without a view count as ranks without a record.
 
-    Cost: one pass over all ends, and one over the members of each operation in which a rank waits.
+    Cost: one pass over all ends (a rank's sides of operations), and one over the members of each operation in which a
+    rank waits.
     """
-    world = WaitingWorld(views, size)
-    differing = _differences(world)
+    world = WaitIndex(views, size)
+    differing = _find_mismatched_calls(world)
+    # A difference that stops a rank is the cause; any other difference is only mentioned beside the verdict.
     current = next((each for each in differing if _concerns_waits(each)), None)
-    found = _failure(world) or current or _cycle(world, world.stuck) or _absence(world) or _loose_cycle(world)
+    found = _judge_failure(world) or current or _judge_cycle(world, world.stuck, may_end=False)
+    found = found or _judge_absence(world) or _judge_possible_cycle(world)
     earlier = next((each for each in differing if each is not current), None)
     if found is None:
-        found, earlier = earlier or _unexplained(world), None
+        found, earlier = earlier or _judge_unexplained(world), None
     unrecorded = next((view.unrecorded for view in world.views.values() if view.unrecorded), "")
     missing = tuple(rank for rank, view in world.views.items() if view.seen is Seen.NO_RECORD)
     doubtful = tuple(rank for rank in found.culprits if rank in world.doubtful)
     return replace(found, doubtful=doubtful, unrecorded=unrecorded, missing=missing, earlier=earlier)
 
 
-class WaitingWorld:
-    """Views by rank, and their ends by where they meet.
+class WaitIndex:
+    """Index of what is known of each rank (its view), and of each rank's side of each operation (its end).
 
     Attributes:
-        views: View of each rank; ranks without one have no record.
-        doubtful: Ranks with views that contradict each other.
-        at: Ends by key, role ("" of collectives, else "send" or "recv"), number and rank.
-        calls: Collectives of each rank by key, in the order of issue.
-        waits: Operations in which each blocked rank waits: those that it awaits, else its oldest one.
+        views: View of each rank, by rank; ranks without one have a view that has no record.
+        doubtful: Ranks with views that contradict each other on what the rank does: their `seen` differ.
+        ends_at: Ends by rank, for each (key of the group, role, number). The role is "send" or "recv" of messages, and
+            "" of collectives. `ends_at["dp", "", 17][3]` is rank 3's end of collective 17 of group "dp".
+        calls: Collectives by key and rank, in the order of issue.
+        waits: Operations in which each blocked rank waits: those that it awaits; if that is unknown, the oldest one.
+
+    Args:
+        views: Views of ranks; of several of one rank the newest counts.
+        size: Ranks of the world. Ranks without a view get one that has no record; so do other ranks that ends name as
+            members of their group.
     """
 
     def __init__(self, views: Iterable[RankView], size: int) -> None:
-        self.views: dict[int, RankView] = {}
-        self.doubtful: set[int] = set()
-        for view in views:
-            other = self.views.setdefault(view.rank, view)
-            if other is not view:
-                self.views[view.rank] = max(other, view, key=_newest_ns)
-                self.doubtful.update({view.rank} if other.seen is not view.seen else ())
-        ends = [end for view in self.views.values() for end in view.ends]
-        named = {id(ranks): ranks for end in ends for ranks in (end.call.members, end.lacks) if ranks}
-        for rank in {*range(size), *chain.from_iterable(named.values())}:
-            self.views.setdefault(rank, RankView(rank=rank, seen=Seen.NO_RECORD))
-        self.views = dict(sorted(self.views.items()))
-        self.at: dict[tuple[str, str, int], dict[int, End]] = defaultdict(dict)
-        self._newest: dict[tuple[str, int, str], int] = {}
-        self._absent: dict[Meeting, tuple[int, ...]] = {}
+        newest_views, self.doubtful = _newest_views(views)
+        self.views: dict[int, RankView] = _add_unknown_ranks(_name_groups_apart(newest_views), size)
+        # A `defaultdict`: looking for an operation that nobody has called finds no ends.
+        self.ends_at: dict[tuple[str, str, int], dict[int, End]] = defaultdict(dict)
+        self._newest: dict[tuple[str, int, str], int] = {}  # highest number, by key, rank and role
+        self._absent: dict[Meeting, tuple[int, ...]] = {}  # members that have not arrived, by collective
         self.calls: dict[str, dict[int, list[End]]] = {}
-        at, newest = self.at, self._newest
-        for view in self.views.values():
-            for end in view.ends:
-                call, seq, rank = end.call, end.seq, end.rank
-                role = call.op if call.is_message else ""
-                if call.meets:
-                    at[call.key, role, seq][rank] = end
-                    if seq > newest.get((call.key, rank, role), -1):
-                        newest[call.key, rank, role] = seq
-                    if not role:
-                        self.calls.setdefault(call.key, {}).setdefault(rank, []).append(end)
+        self._index_ends()
         self.waits: dict[int, list[End]] = {
             rank: ends
             for rank, view in self.views.items()
             if view.seen is Seen.WAITS and (ends := self.lacking_ends(view))
         }
 
+    def _index_ends(self) -> None:
+        """Enter the ends of all views into the tables of this index."""
+        ends_at, newest = self.ends_at, self._newest
+        for view in self.views.values():
+            for end in view.ends:
+                call, seq, rank = end.call, end.seq, end.rank
+                role = call.op if call.is_message else ""
+                if call.meets:
+                    ends_at[call.key, role, seq][rank] = end
+                    if seq > newest.get((call.key, rank, role), -1):
+                        newest[call.key, rank, role] = seq
+                    if not role:
+                        self.calls.setdefault(call.key, {}).setdefault(rank, []).append(end)
+
     def lacking_ends(self, view: RankView) -> list[End]:
-        """Return the operations in which a rank waits for others; [] if it can go on by itself."""
+        """Return the operations in which a rank waits for others, or [] if it can go on by itself.
+
+        A rank whose tasks await several operations goes on as soon as one of them can end.
+        """
         arrived = [end for end in view.ends if end.is_open and end.has_arrived and end.call.meets]
         awaited = [end for end in arrived if end.awaited]
         if not awaited and any(end.awaited is False for end in arrived):
             awaited = arrived  # the program awaits something that follows from one of them
-        lacking = [end for end in awaited or arrived if self.absent(end)]
+        lacking = [end for end in awaited or arrived if self.absent_ranks(end)]
         if awaited:
             return lacking if len(lacking) == len(awaited) else []
+        # It is unknown which operations the program awaits: take the oldest that lacks a rank.
         return lacking[:1]
 
-    def absent(self, end: End) -> tuple[int, ...]:
-        """Return the world ranks whose ends of an operation are absent, ascending.
+    def absent_ranks(self, end: End) -> tuple[int, ...]:
+        """Return the world ranks that the rank of `end` waits for in its operation.
 
-        What its rank knows of them may be old: their own views count.
+        The views of those ranks decide who has arrived. `end` itself may be older than they are.
+
+        Returns:
+            For a message, the rank at the other end, or () if that has arrived; for a receive from any source, all
+            ranks that may send; for a collective, the other members that have not arrived.
         """
         call = end.call
-        other = {"send": "recv", "recv": "send"}.get(call.op, "")
+        # A send waits for the receive, and a receive for the send; ends of collectives have the role "".
+        other_role = {"send": "recv", "recv": "send"}.get(call.op, "")
         if end.lacks is not None:
-            return tuple(rank for rank in end.lacks if not self._has_come(rank, other, end))
-        if call.any_source:  # it meets no send until it has chosen one
+            # The source has listed the absent ranks, and some may have arrived since.
+            return tuple(rank for rank in end.lacks if not self._has_come(rank, other_role, end))
+        if call.any_source:
+            # It meets no send until it has chosen one. Without known members, any rank of the world may send.
             return tuple(rank for rank in call.members or self.views if rank != end.rank)
         if call.is_message:
             peers = call.members if call.peer is None else (call.peer,)
-            return () if any(self._has_come(rank, other, end) for rank in peers) else peers
+            return () if any(self._has_come(rank, other_role, end) for rank in peers) else peers
+        return self._absent_members(end)
+
+    def _absent_members(self, end: End) -> tuple[int, ...]:
+        """Return the members of a collective that have not arrived, without the rank of `end`."""
         if end.meeting not in self._absent:
-            members = call.members or self.calls[call.key]
+            # Without known members, the ranks with any call under this key count as the members.
+            members = end.call.members or self.calls[end.call.key]
             self._absent[end.meeting] = tuple(rank for rank in members if not self._has_come(rank, "", end))
-        absent = self._absent[end.meeting]  # one object for all that wait, which comparisons are quick with
+        # Ranks that wait for the same ranks get one tuple object: `stuck` uses it as a key for thousands of ranks.
+        absent = self._absent[end.meeting]
         return tuple(rank for rank in absent if rank != end.rank) if end.rank in absent else absent
 
     def _has_come(self, rank: int, role: str, end: End) -> bool:
-        own = self.at[end.call.key, role, end.seq].get(rank)
-        if own is not None:
-            return own.has_arrived or not own.is_open
+        """Whether `rank` has arrived at the operation of `end`, in a role: "send", "recv", or "" for a collective."""
+        other_end = self.ends_at[end.call.key, role, end.seq].get(rank)
+        if other_end is not None:
+            return other_end.has_arrived
+        # Records keep only the last operations: with a higher number, the rank has gone past this one.
         return self._newest.get((end.call.key, rank, role), -1) > end.seq
 
-    def all_called(self, end: End) -> bool:
-        """Whether all known members have called an operation, also those that have not arrived at it."""
-        return all(rank in self.at[end.call.key, "", end.seq] for rank in self.absent(end))
+    def all_members_called(self, end: End) -> bool:
+        """Whether all members have called the collective of `end`; a call counts even if it is still queued.
+
+        For a message: whether the other end has arrived.
+        """
+        absent = self.absent_ranks(end)
+        if end.call.is_message:
+            return not absent
+        return all(rank in self.ends_at[end.call.key, "", end.seq] for rank in absent)
 
     def waiters(self, culprits: Collection[int]) -> tuple[End | None, tuple[int, ...]]:
-        """Return the operation in which most other ranks wait for some, and the ranks that wait in it."""
+        """Return the operation in which most other ranks wait for `culprits`, and the ranks that wait in it.
+
+        Returns:
+            One end of the operation (of equally many waiting ranks, the operation issued first), and the ranks; None
+            and () if no other rank waits for the culprits.
+        """
         ends = [
             end
             for rank, waits in self.waits.items()
             for end in waits
-            if rank not in culprits and not set(self.absent(end)).isdisjoint(culprits)
+            if rank not in culprits and not set(self.absent_ranks(end)).isdisjoint(culprits)
         ]
         if not ends:
             return None, ()
@@ -189,31 +225,35 @@ class WaitingWorld:
 
     @cached_property
     def stuck(self) -> dict[int, list[int]]:
-        """Ranks that can never go on, with the absent ranks of their waits that never can.
+        """Ranks that can never go on: each with the list of ranks that it waits for and that never go on either.
 
-        A collective waits for all that it lacks, a receive from any source for one of them.
+        A collective waits for all its absent ranks, a receive from any source for one of them. If ranks 0 and 1 wait
+        for each other and rank 2 waits for rank 0, the result is {0: [1], 1: [0], 2: [0]}.
         """
+        # First the ranks that can go on by themselves; then, again and again, those whose waits such ranks can end.
         free = (Seen.GOES_ON, Seen.ELSEWHERE, Seen.NO_RECORD)
         can = {rank for rank, view in self.views.items() if view.seen in free or view.may_end}
         can |= {rank for rank, view in self.views.items() if view.seen is Seen.WAITS and rank not in self.waits}
-        lacking = {rank: [(end, self.absent(end)) for end in ends] for rank, ends in self.waits.items()}
+        lacking = {rank: [(end, self.absent_ranks(end)) for end in ends] for rank, ends in self.waits.items()}
         waiters: dict[tuple[int, ...], list[int]] = defaultdict(list)  # the ranks of one group wait for the same ranks
         for rank, waits in lacking.items():
             for _, absent in waits:
                 waiters[absent].append(rank)
-        users: dict[int, list[list[int]]] = defaultdict(list)  # ranks that wait for a rank
+        users: dict[int, list[list[int]]] = defaultdict(list)  # by rank, lists of ranks that wait for it
         for absent, ranks in waiters.items():
             for other in absent:
                 users[other].append(ranks)
         pending = list(can)
         while pending:
             for rank in chain.from_iterable(users[pending.pop()]):
+                # A rank goes on if one of its operations can end.
                 if rank not in can and any(
                     (any if end.call.any_source else all)(other in can for other in absent)
                     for end, absent in lacking[rank]
                 ):
                     can.add(rank)
                     pending.append(rank)
+        # One list for each tuple of absent ranks, which thousands of ranks may share.
         never = {absent: [other for other in absent if other not in can] for absent in waiters}
         return {
             rank: never[waits[0][1]] if len(waits) == 1 else [other for _, absent in waits for other in never[absent]]
@@ -222,24 +262,76 @@ class WaitingWorld:
         }
 
     def moves(self, rank: int) -> bool:
-        """Whether a rank has moved since the last look, and runs no function."""
+        """Whether a rank's program has gone on since the previous look, and runs no function of `compute` now."""
         view = self.views[rank]
-        return view.seen is Seen.GOES_ON and view.running is None
+        return view.seen is Seen.GOES_ON and view.running_function is None
 
 
-def _newest_ns(view: RankView) -> int:
+def _newest_views(views: Iterable[RankView]) -> tuple[dict[int, RankView], set[int]]:
+    """Return the newest view of each rank, and the ranks with two views that differ in `seen`."""
+    newest: dict[int, RankView] = {}
+    doubtful: set[int] = set()
+    for view in views:
+        other = newest.setdefault(view.rank, view)
+        if other is not view:
+            newest[view.rank] = max(other, view, key=_last_instant_ns)
+            if other.seen is not view.seen:
+                doubtful.add(view.rank)
+    return newest, doubtful
+
+
+def _name_groups_apart(views: dict[int, RankView]) -> dict[int, RankView]:
+    """Return views in which groups, or streams, of one name differ by it, if ranks are in collectives of several."""
+    opened = {(end.call.group, end.call.variant) for view in views.values() for end in view.ends if end.is_open}
+    variants = Counter(group for group, variant in opened if variant)
+    if max(variants.values(), default=0) < 2:
+        return views
+
+    renamed: dict[int, CallRecord] = {}  # by the id of the call: ends share one object of equal calls, also afterwards
+
+    def named_apart(end: End) -> End:
+        call = end.call
+        if variants[call.group] < 2 or not call.variant:
+            return end
+        if id(call) not in renamed:
+            renamed[id(call)] = replace(call, group=f"{call.group} ({call.variant})")
+        return replace(end, call=renamed[id(call)])
+
+    return {rank: replace(view, ends=tuple(map(named_apart, view.ends))) for rank, view in views.items()}
+
+
+def _add_unknown_ranks(views: Mapping[int, RankView], size: int) -> dict[int, RankView]:
+    """Return a view of each rank, in the order of ranks; ranks without one get a view with `Seen.NO_RECORD`.
+
+    Args:
+        views: View of each known rank.
+        size: Ranks of the world; ranks above it are added if operations name them.
+    """
+    ends = [end for view in views.values() for end in view.ends]
+    # Many ends share one tuple of members: each tuple is looked through once.
+    named_ranks = {id(ranks): ranks for end in ends for ranks in (end.call.members, end.lacks) if ranks}
+    ranks = {*views, *range(size), *chain.from_iterable(named_ranks.values())}
+    return {rank: views.get(rank) or RankView(rank=rank, seen=Seen.NO_RECORD) for rank in sorted(ranks)}
+
+
+def _last_instant_ns(view: RankView) -> int:
     return max((max(end.issued_ns, end.begun_ns or 0, end.done_ns or 0) for end in view.ends), default=0)
 
 
-def _failure(world: WaitingWorld) -> WaitVerdict | None:
-    """Return the verdict on a rank with an error of its own, or on a process that has ended without a word."""
+def _judge_failure(world: WaitIndex) -> WaitVerdict | None:
+    """Return the verdict on a rank with an error of its own, or on a process that has ended without a word.
+
+    An error counts before an ended process. Of several ranks with an error, or with an ended process, the one that most
+    operations wait for is taken. None if there is neither.
+    """
     for kind, guilty in (
         (Kind.FAILED, [view for view in world.views.values() if view.error]),
         (Kind.DEAD, [view for view in world.views.values() if view.seen is Seen.ENDED]),
     ):
         if guilty:
-            votes = Counter(rank for ends in world.waits.values() for end in ends for rank in world.absent(end))
+            votes = Counter(rank for ends in world.waits.values() for end in ends for rank in world.absent_ranks(end))
             worst = max(guilty, key=lambda view: (votes[view.rank], -view.rank))
+            # All ranks of an ended process are culprits; -1 is an unknown process, which groups nothing.
             same = [view.rank for view in guilty if view.process == worst.process != -1 and kind is Kind.DEAD]
             culprits = tuple(same or [worst.rank])
             end, waiters = world.waiters(culprits)
@@ -250,39 +342,53 @@ def _failure(world: WaitingWorld) -> WaitVerdict | None:
 # -- calls that differ ---------------------------------------------------------------------------------------------
 
 
-def _differences(world: WaitingWorld) -> list[WaitVerdict]:
-    """Return the first difference of each group, those in which ranks wait first, then the oldest."""
+def _find_mismatched_calls(world: WaitIndex) -> list[WaitVerdict]:
+    """Return a verdict on the first call of each group where ranks differ, and one on each open message that differs.
+
+    The verdicts are in the order of issue.
+    """
+    # Keys of groups in which a rank waits. If a rank of these has left a call out, its next call may look the same, and
+    # only the line differs.
     blocked = {end.call.key for ends in world.waits.values() for end in ends}
     found = [
         verdict
         for key, calls in world.calls.items()
         if len(calls) > 1 and (verdict := _first_difference(world, key, calls, by_line=key in blocked)) is not None
     ]
-    found += _message_differences(world)
+    found += _find_message_differences(world)
     return sorted(found, key=lambda verdict: min((end.issued_ns for end in verdict.ends), default=0))
 
 
 def _concerns_waits(difference: WaitVerdict) -> bool:
-    """Whether calls that differ stop a rank: those that have ended on both sides may have gone well."""
+    """Whether calls that differ stop a rank; calls that have ended on all ranks do not."""
     return difference.kind is Kind.SKIPPED or any(end.is_open for end in difference.ends)
 
 
 def _first_difference(
-    world: WaitingWorld, key: str, calls: Mapping[int, list[End]], *, by_line: bool
+    world: WaitIndex, key: str, calls: Mapping[int, list[End]], *, by_line: bool
 ) -> WaitVerdict | None:
     """Return the verdict on the first number of a group that ranks have called differently.
 
     Args:
-        by_line: Whether to find calls left out by their lines, where the calls themselves are alike.
+        world: All views.
+        key: Key of the group.
+        calls: Collectives of each rank under this key, in the order of issue; each rank has one or more.
+        by_line: Whether to compare also the lines of calls that are alike, which shows a call left out.
+
+    Returns:
+        None if no number was called differently, or if only lines differ and no call was left out.
     """
-    first = max(ends[0].seq for ends in calls.values())  # records are cut: the first number that all may have
+    # Records keep only the last operations: begin with the first number that all ranks may have.
+    first = max(ends[0].seq for ends in calls.values())
     last = max(ends[-1].seq for ends in calls.values())
     for seq in range(first, last + 1):
-        here: Mapping[int, End] = world.at[key, "", seq]
+        here: Mapping[int, End] = world.ends_at[key, "", seq]
+        # Readers make one object of equal calls where they can: then there is nothing to compare.
         if len({id(end.call) for end in here.values()}) < 2:
             continue
         here = {rank: end for rank, end in here.items() if end.has_arrived}
-        forms = {end.call.op: end.call.form for end in here.values() if end.call.form}  # one without a form fits any
+        # An end without a record of its arguments counts as equal: it gets the arguments of another with its operator.
+        forms = {end.call.op: end.call.form for end in here.values() if end.call.form}
         alike = len({(end.call.op, end.call.form or forms.get(end.call.op)) for end in here.values()}) < 2
         if alike and (not by_line or len({end.call.site for end in here.values()}) < 2):
             continue
@@ -290,22 +396,38 @@ def _first_difference(
         for rank, end in here.items():
             call = end.call
             camps[call.site if alike else (call.op, call.form or forms.get(call.op))].append(rank)
+        # The smallest side first, as it is taken to be wrong; of equal sides, the one with the lowest rank.
         sides = sorted(camps.values(), key=lambda side: (len(side), min(side)))
-        if len(sides) > 1 and (verdict := _difference(world, calls, here, sides, alike=alike)) is not None:
+        if len(sides) > 1 and (verdict := _judge_difference(world, calls, here, sides, alike=alike)) is not None:
             return verdict
     return None
 
 
-def _difference(
-    world: WaitingWorld, calls: Mapping[int, list[End]], here: Mapping[int, End], sides: list[list[int]], *, alike: bool
+def _judge_difference(
+    world: WaitIndex, calls: Mapping[int, list[End]], here: Mapping[int, End], sides: list[list[int]], *, alike: bool
 ) -> WaitVerdict | None:
-    """Return the verdict on the sides of one number; None if calls at two lines are one call."""
-    odd, usual = sides[0], sides[-1]
+    """Return the verdict on ranks whose calls with the same sequence number in a group differ.
+
+    Args:
+        world: All views.
+        calls: Collectives of each rank in the group, in the order of issue.
+        here: The ends (sides of the operation) with that number, by rank.
+        sides: Lists of ranks that called alike, the smallest first; two or more.
+        alike: Whether only the lines of the calls differ.
+
+    Returns:
+        SKIPPED, SWAPPED or MISMATCH; None if only lines differ and no side has left a call out.
+    """
+    # `odd` is the smallest side, taken to be wrong; `usual` is the largest. `mine` and `theirs` are the calls of each.
+    odd, *_, usual = sides
     mine, theirs = here[min(odd)], here[min(usual)]
+    # "Never": no rank of the side makes the other side's call later. A side that does has not left that call out:
+    # either it has made a call too many before, or the order is another one.
     odd_never = not any(_calls_later(calls[rank], theirs, by_line=alike) for rank in odd)
     usual_never = not any(_calls_later(calls[rank], mine, by_line=alike) for rank in usual)
     if alike and odd_never == usual_never:
         return None
+    # Only one side leaves a call out: that side is at fault, even if it is the larger one.
     if usual_never and not odd_never:
         odd, usual, mine, theirs, odd_never, usual_never = usual, odd, theirs, mine, usual_never, odd_never
     if odd_never and not usual_never:
@@ -317,15 +439,21 @@ def _difference(
             view=world.views[odd[0]],
         )  # fmt: skip
     kind = Kind.MISMATCH if odd_never else Kind.SWAPPED
-    tied = len(sides[0]) == len(sides[-1])
+    tied = len(odd) == len(usual)
     return WaitVerdict(
         kind=kind, culprits=tuple(sorted([*odd, *usual] if tied else odd)), waiters=tuple(usual), ends=(mine, theirs),
-        differs=_differing(mine, theirs), view=world.views[odd[0]],
+        differs=_differing_part(mine, theirs), view=world.views[odd[0]],
     )  # fmt: skip
 
 
 def _calls_later(line: Sequence[End], end: End, *, by_line: bool) -> bool:
-    """Whether a rank makes the same call later; `by_line`: at the same line."""
+    """Whether a rank makes the same call later, and, with `by_line`, at the same line.
+
+    Args:
+        line: The collectives of the rank in the group, in the order of issue.
+        end: The call to look for; only calls with a higher number count.
+        by_line: Whether the line must be the same, too.
+    """
     return any(
         later.seq > end.seq
         and (later.call.op, later.call.form) == (end.call.op, end.call.form)
@@ -335,47 +463,56 @@ def _calls_later(line: Sequence[End], end: End, *, by_line: bool) -> bool:
 
 
 _PARTS = (
+    # Patterns for the form of a call, such as "float32 (4,), op='sum', root=0" or, from dumps, "float32 [4] -> [8]".
     ("sizes", re.compile(r"[\[(][\d, ]*[\])]")),
     ("roots", re.compile(r"root=\d+")),
     ("dtypes", re.compile(r"^\w+")),
 )
 
 
-def _differing(one: End, other: End) -> str:
-    """Return the part in which two calls differ."""
+def _differing_part(one: End, other: End) -> str:
+    """Return the word for the difference of two calls: "operations", "sizes", "roots", "dtypes" or "arguments".
+
+    The first that applies is taken: calls with other sizes and other dtypes give "sizes".
+    """
     if one.call.op != other.call.op and not (one.call.is_message and other.call.is_message):
         return "operations"
     forms = one.call.form, other.call.form
     return next((name for name, part in _PARTS if len({tuple(part.findall(form)) for form in forms}) > 1), "arguments")
 
 
-def _message_differences(world: WaitingWorld) -> Iterator[WaitVerdict]:
-    """Yield the verdicts on open messages with ends that differ."""
+def _find_message_differences(world: WaitIndex) -> Iterator[WaitVerdict]:
+    """Yield a MISMATCH for each unfinished message whose send and receive have different arguments."""
     for view in world.views.values():
         for send in view.ends:
             if send.call.op == "send" and send.is_open and send.call.peer is not None and send.call.form:
-                receive = world.at[send.call.key, "recv", send.seq].get(send.call.peer)
+                receive = world.ends_at[send.call.key, "recv", send.seq].get(send.call.peer)
                 if receive is not None and receive.is_open and receive.call.form not in ("", send.call.form):
                     yield WaitVerdict(
                         kind=Kind.MISMATCH, culprits=tuple(sorted((send.rank, receive.rank))), waiters=(receive.rank,),
-                        ends=(send, receive), differs=_differing(send, receive), view=view,
+                        ends=(send, receive), differs=_differing_part(send, receive), view=view,
                     )  # fmt: skip
 
 
 # -- ranks that can never go on ------------------------------------------------------------------------------------
 
 
-def _cycle(world: WaitingWorld, waits: Mapping[int, Sequence[int]], *, may_end: bool = False) -> WaitVerdict | None:
-    """Return the verdict on ranks that wait for each other.
+def _judge_cycle(world: WaitIndex, waits: Mapping[int, Sequence[int]], *, may_end: bool) -> WaitVerdict | None:
+    """Return the verdict CYCLE on ranks that wait for each other, or None if there are no such ranks.
+
+    If a rank of the cycle waits for a message that was sent with another tag, the verdict is TAGS. With `may_end` tags
+    are not looked at.
 
     Args:
-        waits: The ranks that each rank waits for.
+        world: All views.
+        waits: By rank, the ranks that it waits for.
+        may_end: Whether a rank of the cycle may go on by itself.
     """
     cycle = find_cycle(waits)
     if not cycle:
         return None
     for rank in cycle:
-        if not may_end and (other_tag := _other_tag(world, rank)) is not None:
+        if not may_end and (other_tag := _find_other_tag(world, rank)) is not None:
             return other_tag
     ends = tuple(world.lacking_ends(world.views[rank])[0] for rank in cycle)
     outside = tuple(ends[0] for rank, ends in world.waits.items() if rank not in cycle)
@@ -385,22 +522,31 @@ def _cycle(world: WaitingWorld, waits: Mapping[int, Sequence[int]], *, may_end: 
     )  # fmt: skip
 
 
-def _loose_cycle(world: WaitingWorld) -> WaitVerdict | None:
-    """Return the verdict on ranks that wait for each other, and of which one may go on by itself."""
+def _judge_possible_cycle(world: WaitIndex) -> WaitVerdict | None:
+    """Return the verdict on a cycle of waits that may still break, or None if there is none.
+
+    The waits of all ranks count. Ranks with a deadline or with another task may go on, and ranks whose program still
+    runs may only have issued the operation.
+    """
     waits = {
-        rank: [other for end in world.lacking_ends(view) for other in world.absent(end)]
+        rank: [other for end in world.lacking_ends(view) for other in world.absent_ranks(end)]
         for rank, view in world.views.items()
     }
-    return _cycle(world, {rank: others for rank, others in waits.items() if others}, may_end=True)
+    return _judge_cycle(world, {rank: others for rank, others in waits.items() if others}, may_end=True)
 
 
-def _other_tag(world: WaitingWorld, rank: int) -> WaitVerdict | None:
-    """Return the verdict on a receive of a rank that waits while a message with a tag not received is under way."""
+def _find_other_tag(world: WaitIndex, rank: int) -> WaitVerdict | None:
+    """Return the verdict TAGS if a rank waits in a receive while a message to it has a tag that it does not receive.
+
+    None if the rank waits in no receive that its program has called, or if no rank it waits for has sent such a
+    message.
+    """
     receive = next((end for end in world.waits[rank] if end.call.op == "recv"), None)
+    # A message with a name is a part of another call, which chooses the tags.
     if receive is None or receive.call.name:
         return None
     tags = {end.call.tag for end in world.views[rank].ends if end.call.op == "recv"}
-    for sender in world.absent(receive):
+    for sender in world.absent_ranks(receive):
         for send in world.views[sender].ends:
             if send.call.op == "send" and send.is_open and send.call.peer == rank and send.call.tag not in tags:
                 return WaitVerdict(
@@ -411,28 +557,36 @@ def _other_tag(world: WaitingWorld, rank: int) -> WaitVerdict | None:
 
 
 def find_cycle(edges: Mapping[int, Sequence[int]]) -> list[int]:
-    """Return the smallest set of nodes that all lead to each other, and from which no edge leads on, ascending.
+    """Return the smallest set of nodes that all lead to each other, and from which no edge leads out, ascending.
 
-    Nodes without edges do not count, nor those that lead to such nodes only; [] if no others are left.
+    {0: [1], 1: [0], 2: [0], 3: [9]} gives [0, 1]: 2 only leads to the cycle, and 3 leads to a node without edges. The
+    result is [] if there is no cycle.
+
+    Args:
+        edges: By node, the nodes that it leads to.
     """
-    shared = {id(others): frozenset(edges.keys() & others) for others in edges.values()}  # many have the same edges
+    # Many nodes share one list of edges: each list becomes a set once.
+    shared = {id(others): frozenset(edges.keys() & others) for others in edges.values()}
     leads = {node: shared[id(others)] for node, others in edges.items()}
     left = set(leads)
+    # Remove nodes that lead to none of the nodes left, until each of the rest leads to another.
     while ended := {node for node in left if left.isdisjoint(leads[node])}:
         left -= ended
+    # Each round finds one part without a way out (a terminal strongly connected component), and then drops it with all
+    # nodes that lead to it.
     parts = []
     while rest := left:
         while rest:
             start = min(rest)
-            part = _reached({start}, leads) & left
-            rest = part - _leading_to({start}, part, leads)
+            part = _reachable_nodes({start}, leads) & left
+            rest = part - _nodes_leading_to({start}, part, leads)
         parts.append(sorted(part))
-        left = left - _leading_to(part, left, leads)
+        left = left - _nodes_leading_to(part, left, leads)
     return min(parts, default=[], key=lambda part: (len(part), part))
 
 
-def _reached(some: Set[int], leads: Mapping[int, Collection[int]]) -> set[int]:
-    """Return some nodes, and all nodes to which they lead."""
+def _reachable_nodes(some: Set[int], leads: Mapping[int, Collection[int]]) -> set[int]:
+    """Return the nodes of `some`, and all nodes that they lead to, directly or through others."""
     reached: set[int] = set()
     pending = some
     while pending:
@@ -441,8 +595,8 @@ def _reached(some: Set[int], leads: Mapping[int, Collection[int]]) -> set[int]:
     return reached
 
 
-def _leading_to(some: Set[int], nodes: Set[int], leads: Mapping[int, Collection[int]]) -> set[int]:
-    """Return some nodes, and all nodes of a set that lead to them."""
+def _nodes_leading_to(some: Set[int], nodes: Set[int], leads: Mapping[int, Collection[int]]) -> set[int]:
+    """Return the nodes of `some`, and all of `nodes` that lead to them, directly or through others of `nodes`."""
     found = set(some)
     while more := {node for node in nodes - found if not found.isdisjoint(leads[node])}:
         found |= more
@@ -452,56 +606,64 @@ def _leading_to(some: Set[int], nodes: Set[int], leads: Mapping[int, Collection[
 # -- ranks that have not come --------------------------------------------------------------------------------------
 
 
-def _absence(world: WaitingWorld) -> WaitVerdict | None:
-    """Return the verdict on a rank that others wait for, and which waits for nobody."""
+def _judge_absence(world: WaitIndex) -> WaitVerdict | None:
+    """Return the verdict on a rank that others wait for and that waits for nobody; None if there is no such rank.
+
+    Of several such ranks, ranks with a record come first, then ranks that are in no operation, then the rank that most
+    ranks wait for.
+    """
     stuck = world.stuck
     leads = {
-        rank: frozenset(stuck[rank] if rank in stuck else chain.from_iterable(map(world.absent, ends)))
+        rank: frozenset(stuck[rank] if rank in stuck else chain.from_iterable(map(world.absent_ranks, ends)))
         for rank, ends in world.waits.items()
     }
+    # `roots` wait for nobody, and others wait for them: directly, or through ranks between.
     roots = set().union(*leads.values()) - leads.keys()
-    waiting = {root: _leading_to({root}, leads.keys(), leads) & (stuck or leads).keys() for root in roots}
+    waiting = {root: _nodes_leading_to({root}, leads.keys(), leads) & (stuck or leads).keys() for root in roots}
     moving = set().union(*(waiting[root] for root in roots if world.moves(root)))
+    # Waits for a rank that moves will probably end by themselves. They count only if there are no others.
     votes = {root: count for root in roots if (count := len(waiting[root] - moving))}
     votes = votes or {root: len(waiting[root]) for root in roots if world.moves(root)}
     if not votes:
         return None
     views = world.views
 
+    def is_idle(rank: int) -> bool:
+        """Whether a rank is in no operation of its own."""
+        return not any(end.is_open and end.has_arrived and end.call.meets for end in views[rank].ends)
+
+    def state(rank: int) -> tuple[object, ...]:
+        return views[rank].seen, _activity_key(views[rank]), is_idle(rank)
+
     def weight(rank: int) -> tuple[bool, bool, int, str, int]:
-        view = views[rank]
-        idle = not any(end.is_open and end.has_arrived and end.call.meets for end in view.ends)
-        return view.seen is not Seen.NO_RECORD, idle, votes[rank], view.site, -rank
+        return views[rank].seen is not Seen.NO_RECORD, is_idle(rank), votes[rank], views[rank].site, -rank
 
     first = max(votes, key=weight)
     end, _ = world.waiters([first])
-    like_first = (views[first].seen, _doing(views[first]), weight(first)[:2])
-    lacking = world.absent(end) if end is not None else ()
-    alike = tuple(
-        rank
-        for rank in sorted({first, *lacking} & set(votes))
-        if (views[rank].seen, _doing(views[rank]), weight(rank)[:2]) == like_first
-    )
+    # Absent ranks in the same state, at the same line, are culprits together.
+    lacking = world.absent_ranks(end) if end is not None else ()
+    state_of_first = state(first)
+    alike = tuple(rank for rank in sorted({first, *lacking} & set(votes)) if state(rank) == state_of_first)
     end, waiters = world.waiters(alike)
     kind = {Seen.LEFT: Kind.LEFT, Seen.NO_RECORD: Kind.MISSING}.get(views[first].seen, Kind.LATE)
     if end is not None and end.call.is_message and kind is not Kind.MISSING:
-        tags = next(filter(None, (_other_tag(world, rank) for rank in waiters)), None)
+        tags = next(filter(None, (_find_other_tag(world, rank) for rank in waiters)), None)
         if tags is not None:
             return tags
         kind = Kind.UNMATCHED if kind is Kind.LEFT else kind
     return WaitVerdict(kind=kind, culprits=alike, waiters=waiters, end=end, view=views[alike[0]])
 
 
-def _doing(view: RankView) -> tuple[str, str, str]:
-    """Return what a rank does as values: the function that it runs, else its line."""
-    running = view.running
+def _activity_key(view: RankView) -> tuple[str, str, str]:
+    """Return (kind, name, line) of the function that a rank runs, or ("", "", line of its program)."""
+    running = view.running_function
     return (running.call.op, running.call.name, running.call.site) if running is not None else ("", "", view.site)
 
 
-def _unexplained(world: WaitingWorld) -> WaitVerdict:
-    """Return the verdict on a world in which no rank waits for another."""
+def _judge_unexplained(world: WaitIndex) -> WaitVerdict:
+    """Return the verdict if no rank waits for another: WIRE if an operation with all members is open, else NOBODY."""
     ends = [end for view in world.views.values() for end in view.ends if end.call.meets and end.is_open]
-    under_way = [end for end in ends if end.state is not EndState.FAILED and world.all_called(end)]
+    under_way = [end for end in ends if end.state is not EndState.FAILED and world.all_members_called(end)]
     if not under_way:
         return WaitVerdict(kind=Kind.NOBODY)
     first = min(under_way, key=lambda end: (end.issued_ns, end.call.key, end.seq))

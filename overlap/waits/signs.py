@@ -14,7 +14,7 @@ from enum import IntEnum
 class Evidence(IntEnum):
     """Evidence that a process is at fault, the strongest first."""
 
-    OWN_ERROR = 0  #: An error that began in it
+    OWN_ERROR = 0  #: An error that began in this process
     EXIT = 1  #: It has ended without a report: killed, or by `os._exit`
     LINK_ENDED = 2  #: Its connection to the control plane has ended
     SILENT = 3  #: It has sent no sign of life for too long
@@ -24,9 +24,9 @@ class Evidence(IntEnum):
 
     @property
     def patience_s(self) -> float:
-        """Seconds to wait for stronger evidence before this one counts.
+        """Seconds to wait for stronger evidence before this evidence counts.
 
-        A process that is killed is named in milliseconds by the end of its link, on a crowded machine in 0.1 s.
+        If a process is killed, the stronger `LINK_ENDED` follows in milliseconds, on a crowded machine in 0.1 s.
         """
         return 0.5 if self in (Evidence.WIRE_BROKEN, Evidence.REPORTED) else 0.0
 
@@ -39,9 +39,9 @@ class Sign:
     evidence: Evidence
     rank: int | None = None  # World rank at fault, if it is known
     text: str = ""  # The error in one line
-    at_ns: int = 0  # When, on any clock that the signs have in common
+    at_ns: int = 0  # Instant of the sign, on any clock that all compared signs share
 
 
 def culprit(signs: Iterable[Sign]) -> Sign | None:
-    """Return the sign of the process that ended the job: the strongest evidence, and of equal ones the earliest."""
+    """Return the strongest sign, of equally strong ones the earliest: its process ended the job. None without signs."""
     return min(signs, key=lambda sign: (sign.evidence, sign.at_ns), default=None)

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from ..ranklist import listed, named_ranks
 from ..units import columns
 from .ends import End, EndState, RankView, Seen
-from .judge import Kind, WaitingWorld, WaitVerdict
+from .judge import Kind, WaitIndex, WaitVerdict
 
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
-_MOST_SIGNS = 4  # ranks of a process whose last operation is told
-_MOST_LISTED = 8  # operations of ranks that wait for each other
+_MOST_SIGNS = 4  # ranks of an ended process that get a line on their last operation
+_MOST_LISTED = 8  # operations that a sentence lists
 
 
 def title(end: End) -> str:
-    """Return an operation and its line, such as "all_reduce #3 of group 'dp' (train.py:41)"."""
+    """Return the name of an operation with its line, such as "all_reduce #3 of group 'dp' (train.py:41)"."""
     call = end.call
     line = f" ({call.site})" if call.site else ""
     if not call.meets:
@@ -33,56 +33,57 @@ def title(end: End) -> str:
 
 
 def sentence(verdict: WaitVerdict) -> str:
-    """Return a verdict as one sentence."""
+    """Return a verdict as one sentence, which begins with "cannot be told:" if the cause is not certain."""
     text = _SENTENCES[verdict.kind](verdict)
     if verdict.kind in _WITH_WAITERS:
-        text += "".join(f"; {each}" for each in [_waiting(verdict)] if each)
+        text += _waiters_clause(verdict)
     if verdict.doubtful:
         text = f"the records of {named_ranks(verdict.doubtful)} contradict each other; by the newest, {text}"
     is_unknown = verdict.doubtful or verdict.kind in (Kind.MISSING, Kind.WIRE, Kind.NOBODY)
     return f"cannot be told: {text}" if is_unknown else text
 
 
-def _waiting(verdict: WaitVerdict) -> str:
+def _waiters_clause(verdict: WaitVerdict) -> str:
+    """Return "; ranks ... wait for it in ...", or "" if no other rank waits."""
     if verdict.end is None or not verdict.waiters:
         return ""
     verb, them = "wait" + "s" * (len(verdict.waiters) == 1), "it" if len(verdict.culprits) == 1 else "them"
-    return f"{named_ranks(verdict.waiters)} {verb} for {them} in {title(verdict.end)}"
+    return f"; {named_ranks(verdict.waiters)} {verb} for {them} in {title(verdict.end)}"
 
 
-def _has(ranks: Sequence[int]) -> str:
-    return "has" if len(ranks) == 1 else "have"
+def _ranks_have(ranks: Sequence[int]) -> str:
+    return f"{named_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'}"
 
 
-def _failed(verdict: WaitVerdict) -> str:
+def _describe_failed(verdict: WaitVerdict) -> str:
     assert verdict.view is not None
     return f"rank {verdict.view.rank} failed: {verdict.view.error}"
 
 
-def _dead(verdict: WaitVerdict) -> str:
+def _describe_dead(verdict: WaitVerdict) -> str:
     view = verdict.view
     assert view is not None
     process = "its process" if view.process < 0 else f"process {view.process}"
     machine = f" (pid {view.pid} on {view.host})" if view.pid else ""
     rank = "it" if len(verdict.culprits) == 1 else f"rank {view.rank}"
     how = view.how or "has ended without a word"
-    return f"{named_ranks(verdict.culprits)}: {process}{machine} {how}; {rank} {_did(view)}"
+    return f"{named_ranks(verdict.culprits)}: {process}{machine} {how}; {rank} {_describe_last_activity(view)}"
 
 
-def _mismatch(verdict: WaitVerdict) -> str:
+def _describe_mismatch(verdict: WaitVerdict) -> str:
     one, other = verdict.ends
     odd = [rank for rank in verdict.culprits if rank not in verdict.waiters]
     return (
-        f"{named_ranks(odd)} called {_with_form(one)}, where {named_ranks(sorted(verdict.waiters))} called "
-        f"{_with_form(other)} ({verdict.differs} differ)"
+        f"{named_ranks(odd)} called {_title_with_form(one)}, where {named_ranks(sorted(verdict.waiters))} called "
+        f"{_title_with_form(other)} ({verdict.differs} differ)"
     )
 
 
-def _with_form(end: End) -> str:
+def _title_with_form(end: End) -> str:
     return f"{title(end)}{f' with {end.call.form}' if end.call.form else ''}"
 
 
-def _swapped(verdict: WaitVerdict) -> str:
+def _describe_swapped(verdict: WaitVerdict) -> str:
     one, other = verdict.ends
     odd = [rank for rank in verdict.culprits if rank not in verdict.waiters]
     return (
@@ -91,12 +92,12 @@ def _swapped(verdict: WaitVerdict) -> str:
     )
 
 
-def _skipped(verdict: WaitVerdict) -> str:
+def _describe_skipped(verdict: WaitVerdict) -> str:
     skipped, instead = verdict.ends
     return f"{named_ranks(verdict.culprits)} skipped {title(skipped)} and called {title(instead)} instead"
 
 
-def _tags(verdict: WaitVerdict) -> str:
+def _describe_tags(verdict: WaitVerdict) -> str:
     receive, send = verdict.ends
     return (
         f"rank {receive.rank} waits in {title(receive)}, and rank {send.rank} has sent {title(send)}, which nobody "
@@ -104,27 +105,34 @@ def _tags(verdict: WaitVerdict) -> str:
     )
 
 
-def _cycle(verdict: WaitVerdict) -> str:
+def _describe_cycle(verdict: WaitVerdict) -> str:
     wait = "wait for each other" if len(verdict.culprits) > 1 else "waits for itself"
-    never = ", and may yet go on" if verdict.may_end else " and cannot go on"
-    outside = _by_operation(verdict.others, "wait in", "waits in")
+    outlook = ", and may yet go on" if verdict.may_end else " and cannot go on"
+    outside = _list_by_operation(verdict.others, singular="waits in", plural="wait in")
     rest = f"; outside of it, {outside}" if outside else ""
-    inside = _by_operation(verdict.ends, "in", "in")
-    return f"{named_ranks(verdict.culprits)} {wait}{never}: {inside}; {_advice(verdict.ends)}{rest}"
+    inside = _list_by_operation(verdict.ends, singular="in", plural="in")
+    return f"{named_ranks(verdict.culprits)} {wait}{outlook}: {inside}; {_cycle_advice(verdict.ends)}{rest}"
 
 
-def _by_operation(ends: Sequence[End], verb: str, verb_of_one: str) -> str:
-    """Return the ranks in each operation as text."""
+def _list_by_operation(ends: Sequence[End], *, singular: str, plural: str) -> str:
+    """Return the ranks in each operation as text, such as "ranks 0-2 wait in all_reduce #3 of group 'dp'".
+
+    Args:
+        ends: For each rank, the operation in which it waits.
+        singular: Verb for one rank, such as "waits in".
+        plural: Verb for several ranks, such as "wait in".
+    """
     ranks: dict[str, list[int]] = {}
     for end in ends:
         ranks.setdefault(title(end), []).append(end.rank)
-    parts = [f"{named_ranks(some)} {verb_of_one if len(some) == 1 else verb} {name}" for name, some in ranks.items()]
+    parts = [f"{named_ranks(some)} {singular if len(some) == 1 else plural} {name}" for name, some in ranks.items()]
     more = [f"and {len(parts) - _MOST_LISTED} operations more"] if len(parts) > _MOST_LISTED else []
     return ", ".join([*parts[:_MOST_LISTED], *more])
 
 
-def _advice(ends: Sequence[End]) -> str:
-    """Return what to change so that ranks do not wait in a cycle."""
+def _cycle_advice(ends: Sequence[End]) -> str:
+    """Return advice for a program whose ranks wait for each other in the operations `ends`."""
+    # A message with another name is a part of a call such as an all-to-all of messages.
     parts = next(
         (end.call.name for end in ends if end.call.is_message and end.call.name not in ("", "send", "recv")), ""
     )
@@ -140,46 +148,57 @@ def _advice(ends: Sequence[End]) -> str:
     return "each receives before it sends" if messages == {"recv"} else "their sends and receives cannot meet"
 
 
-def _left(verdict: WaitVerdict) -> str:
+def _describe_left(verdict: WaitVerdict) -> str:
     if verdict.view is not None and verdict.view.how:
         return f"{named_ranks(verdict.culprits)} {verdict.view.how}"
     programs = "its program" if len(verdict.culprits) == 1 else "their programs"
-    return f"{named_ranks(verdict.culprits)} {_has(verdict.culprits)} finished {programs}"
+    return f"{_ranks_have(verdict.culprits)} finished {programs}"
 
 
-def _unmatched(verdict: WaitVerdict) -> str:
+def _describe_unmatched(verdict: WaitVerdict) -> str:
     assert verdict.end is not None
-    return (
-        f"{named_ranks(verdict.culprits)} {_has(verdict.culprits)} finished without the other end of "
-        f"{title(verdict.end)}, for which {named_ranks(verdict.waiters)} waits"
-    )
+    finished = f"{_ranks_have(verdict.culprits)} finished without the other end of {title(verdict.end)}"
+    return f"{finished}, for which {named_ranks(verdict.waiters)} waits"
 
 
-def _late(verdict: WaitVerdict) -> str:
+def _describe_late(verdict: WaitVerdict) -> str:
+    """Return the clause on ranks that have not come, with what the first of them does.
+
+    If its record does not explain the wait, the clause adds another possible reason: messages that are not recorded, or
+    that the waiting ranks called one operation too many.
+    """
     assert verdict.view is not None
     first = "it" if len(verdict.culprits) == 1 else f"rank {verdict.view.rank}"
-    state = _does(verdict.view, verdict.end, first)
-    if verdict.unrecorded and not verdict.view.site and verdict.view.running is None:
+    state = _describe_activity(verdict.view, verdict.end, first)
+    is_unexplained = not verdict.view.site and verdict.view.running_function is None
+    if verdict.unrecorded and is_unexplained:
         state += f", or it waits in one of the {verdict.unrecorded}, which are not recorded"
-    elif len(verdict.waiters) < len(verdict.culprits) and not verdict.view.site and verdict.view.running is None:
+    elif len(verdict.waiters) < len(verdict.culprits) and is_unexplained:
         state += f", or {named_ranks(verdict.waiters)} called one too many"
-    return f"{named_ranks(verdict.culprits)} {_has(verdict.culprits)} not come: {state}"
+    return f"{_ranks_have(verdict.culprits)} not come: {state}"
 
 
-def _does(view: RankView, awaited: End | None, first: str) -> str:
-    """Return what a rank that has not come does, as a clause."""
+def _describe_activity(view: RankView, awaited: End | None, first: str) -> str:
+    """Return a clause on the activity of a rank that has not arrived, such as "it computes 'loss'".
+
+    Args:
+        view: The rank.
+        awaited: The operation in which others wait for it; None if unknown.
+        first: Subject of the clause: "it" or "rank 3".
+    """
     its = "its" if first == "it" else f"{first}'s"
-    running = view.running
+    running = view.running_function
     if running is not None:
-        return f"{first} {'computes' if running.call.op == 'compute' else 'runs'} {_function(running)}"
+        return f"{first} {'computes' if running.call.op == 'compute' else 'runs'} {_function_title(running)}"
     if view.kept_by is not None:
-        return f"{first} {_kept(view)}"
+        return f"{first} {_describe_kept_loop(view)}"
     if view.site:
         return f"{its} program is at {view.site}"
     own = [end for end in view.ends if end.is_open and end.call.meets]
     behind = next((end for end in own if awaited is not None and end.meeting == awaited.meeting), None)
     if behind is not None and not behind.has_arrived:
         return f"{its} {title(behind)} {_STATES[behind.state]}"
+    # This rank waits for nobody: all known members have called the operation that it is in.
     if own:
         return f"{first} is in {title(own[0])}, which all of its known members have called"
     if view.ends:
@@ -190,11 +209,11 @@ def _does(view: RankView, awaited: End | None, first: str) -> str:
 _STATES = {EndState.QUEUED: "is queued, and has not started", EndState.BLOCKED: "waits for its input"}
 
 
-def _did(view: RankView) -> str:
-    """Return what a rank did when its process ended, as a clause."""
-    running = view.running
+def _describe_last_activity(view: RankView) -> str:
+    """Return what a rank did when its process ended, as a verb phrase such as "was at train.py:41"."""
+    running = view.running_function
     if running is not None:
-        return f"{'computed' if running.call.op == 'compute' else 'ran'} {_function(running)}"
+        return f"{'computed' if running.call.op == 'compute' else 'ran'} {_function_title(running)}"
     own = [end for end in view.ends if end.is_open]
     if own:
         return f"was in {title(own[0])}"
@@ -206,12 +225,18 @@ def _did(view: RankView) -> str:
 
 
 def last_signs(views: Sequence[RankView], size: int, ranks: Sequence[int]) -> list[str]:
-    """Return a line on the last operation of each rank of an ended process, and one on ranks that wait for it."""
-    world = WaitingWorld(views, size)
+    """Return lines on an ended process: the last operation of each rank, and the ranks that wait for them.
+
+    Args:
+        views: Views of the ranks of the world.
+        size: Ranks of the world, with a view or not.
+        ranks: World ranks of the process; the first `_MOST_SIGNS` of them get a line.
+    """
+    world = WaitIndex(views, size)
     lines = []
     for view in (world.views[rank] for rank in ranks[:_MOST_SIGNS]):
         step = next((end.step for end in view.ends if end.is_open and end.step is not None), view.step)
-        state = "had finished its program" if view.seen is Seen.LEFT else _did(view)
+        state = "had finished its program" if view.seen is Seen.LEFT else _describe_last_activity(view)
         lines.append(f"rank {view.rank} {state}{'' if step is None else f' in step {step}'}")
     more = [f"and {len(ranks) - _MOST_SIGNS} ranks more"] if len(ranks) > _MOST_SIGNS else []
     end, waiters = world.waiters(ranks)
@@ -219,16 +244,16 @@ def last_signs(views: Sequence[RankView], size: int, ranks: Sequence[int]) -> li
     return [*lines, *more, *waits]
 
 
-def _function(end: End) -> str:
+def _function_title(end: End) -> str:
     return f"'{end.call.name}'{f' ({end.call.site})' if end.call.site else ''}"
 
 
-def _missing(verdict: WaitVerdict) -> str:
-    return f"{named_ranks(verdict.culprits)} {_has(verdict.culprits)} no record here"
+def _describe_missing(verdict: WaitVerdict) -> str:
+    return f"{_ranks_have(verdict.culprits)} no record here"
 
 
-def _wire(verdict: WaitVerdict) -> str:
-    """Return the clause on an operation that goes on though no known rank is absent, with all that may hold it up."""
+def _describe_wire(verdict: WaitVerdict) -> str:
+    """Return the clause on an operation that has not ended though no known rank is absent, with possible causes."""
     end = verdict.end
     assert end is not None
     lists_members = bool(end.call.members)
@@ -245,25 +270,25 @@ def _wire(verdict: WaitVerdict) -> str:
     return f"{known} {title(end)}, and it has not ended: {', '.join(others)} or {last}"
 
 
-def _nobody(verdict: WaitVerdict) -> str:
+def _describe_nobody(verdict: WaitVerdict) -> str:
     unknown = f"; {verdict.unrecorded} are not recorded" if verdict.unrecorded else ""
     return f"no rank waits for another{' in a recorded operation' if unknown else ''}{unknown}"
 
 
 _SENTENCES = {
-    Kind.FAILED: _failed,
-    Kind.DEAD: _dead,
-    Kind.MISMATCH: _mismatch,
-    Kind.SWAPPED: _swapped,
-    Kind.SKIPPED: _skipped,
-    Kind.TAGS: _tags,
-    Kind.CYCLE: _cycle,
-    Kind.LEFT: _left,
-    Kind.UNMATCHED: _unmatched,
-    Kind.LATE: _late,
-    Kind.MISSING: _missing,
-    Kind.WIRE: _wire,
-    Kind.NOBODY: _nobody,
+    Kind.FAILED: _describe_failed,
+    Kind.DEAD: _describe_dead,
+    Kind.MISMATCH: _describe_mismatch,
+    Kind.SWAPPED: _describe_swapped,
+    Kind.SKIPPED: _describe_skipped,
+    Kind.TAGS: _describe_tags,
+    Kind.CYCLE: _describe_cycle,
+    Kind.LEFT: _describe_left,
+    Kind.UNMATCHED: _describe_unmatched,
+    Kind.LATE: _describe_late,
+    Kind.MISSING: _describe_missing,
+    Kind.WIRE: _describe_wire,
+    Kind.NOBODY: _describe_nobody,
 }
 _WITH_WAITERS = (Kind.FAILED, Kind.DEAD, Kind.SKIPPED, Kind.LEFT, Kind.LATE, Kind.MISSING)
 
@@ -275,15 +300,19 @@ HEADS = ("rank", "process", "step", "for", "doing", "waits for")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitRow:
-    """Row of a table of waiting ranks: the act of one rank, and the ranks for which it waits."""
+    """Row of a table of waiting ranks: what one rank does, and the ranks that it waits for."""
 
     view: RankView
-    end: End | None  # The operation that it is in, else None
-    doing: str
+    end: End | None  # The operation that the rank is in, or the function that it runs; None if neither
+    doing: str  # Such as "all_reduce #3 of group 'dp' (train.py:41)" or "in its program, at train.py:41"
     waits_for: tuple[int, ...] = ()
 
     def line(self, now_ns: int = 0) -> str:
-        """Return the row without its rank, as a line; `now_ns` is the present, in nanoseconds since 1970."""
+        """Return the row as a line without the rank, such as "all_reduce #3 of group 'dp'; has waited 9 s for rank 2".
+
+        Args:
+            now_ns: The present, in nanoseconds since 1970; 0: the line does not say how long the rank has waited.
+        """
         since_ns = self.end.begun_ns or self.end.issued_ns if self.end is not None else 0
         waited_s = (now_ns - since_ns) // 10**9 if since_ns else 0
         verb = f"has waited {waited_s} s for" if waited_s > 0 else "waits for"
@@ -292,9 +321,14 @@ class WaitRow:
         return f"{self.doing}{waits}{at}"
 
     def cells(self, now_ns: int) -> tuple[str, ...]:
-        """Return the cells under `HEADS`; `now_ns` is the instant of the table, in nanoseconds since 1970."""
+        """Return the texts of the columns `HEADS`.
+
+        Args:
+            now_ns: The instant of the table, in nanoseconds since 1970; 0: the column "for" has "-".
+        """
         view, end = self.view, self.end
         step = view.step if end is None or end.step is None else end.step
+        # The duration of a rank in no operation counts from the end of the last one.
         newest = max((last.done_ns or last.issued_ns for last in view.ends), default=0)
         since_ns = newest if end is None else end.begun_ns or end.issued_ns
         process = "" if view.process < 0 else str(view.process)
@@ -305,16 +339,25 @@ class WaitRow:
 
 
 def rows(views: Iterable[RankView], size: int, verdict: WaitVerdict) -> list[WaitRow]:
-    """Return a row for each rank, those of the verdict first."""
-    world = WaitingWorld(views, size)
+    """Return a row for each rank, the culprits of the verdict first.
+
+    Args:
+        views: Views of ranks; of several views of one rank the newest counts.
+        size: Ranks of the world; ranks without a view have the row "no record".
+        verdict: The verdict on these views.
+    """
+    world = WaitIndex(views, size)
     first = set(verdict.culprits)
-    return [
-        _row(world, view) for view in sorted(world.views.values(), key=lambda view: (view.rank not in first, view.rank))
-    ]
+    return [_make_row(world, view) for view in sorted(world.views.values(), key=lambda view: view.rank not in first)]
 
 
 def lines(some: Sequence[WaitRow], now_ns: int = 0) -> list[str]:
-    """Return rows as lines; ranks with the same line share it."""
+    """Return rows as lines; ranks with equal rows share a line, such as "ranks 0-2: has finished".
+
+    Args:
+        some: The rows.
+        now_ns: The present, in nanoseconds since 1970; 0: no line says how long a rank has waited.
+    """
     ranks: dict[str, list[int]] = {}
     for row in some:
         ranks.setdefault(row.line(now_ns), []).append(row.view.rank)
@@ -322,54 +365,72 @@ def lines(some: Sequence[WaitRow], now_ns: int = 0) -> list[str]:
 
 
 def report_lines(views: Sequence[RankView], now_ns: int = 0) -> list[str]:
-    """Return a line for each error that no task was given, then one for each rank."""
-    world, known = WaitingWorld(views, 0), sorted({view.rank for view in views})
+    """Return a line for each error that nobody has awaited, then one for each rank.
+
+    Args:
+        views: Views of ranks; only ranks with a view get a line.
+        now_ns: The present, in nanoseconds since 1970; 0: no line says how long a rank has waited.
+    """
+    # With size 0 the index adds no ranks but those that views name.
+    world, known = WaitIndex(views, 0), sorted({view.rank for view in views})
     errors = [unawaited_line(view) for view in views if view.error]
-    return [*errors, *(f"rank {rank}: {_row(world, world.views[rank]).line(now_ns)}" for rank in known)]
+    return [*errors, *(f"rank {rank}: {_make_row(world, world.views[rank]).line(now_ns)}" for rank in known)]
 
 
 def unawaited_line(view: RankView) -> str:
-    """Return the line on an error that no task was given."""
+    """Return a line of text about an error of a rank that was never raised, because nobody awaited it."""
     return f"rank {view.rank} has an error that nobody has awaited: {view.error}"
 
 
 def table(rows: Sequence[WaitRow], now_ns: int) -> list[str]:
-    """Return a line for each row under a line of heads; columns without a value are left out."""
+    """Return the lines of the table, the heads first; columns without a value are left out.
+
+    Args:
+        rows: The rows.
+        now_ns: The instant of the table, in nanoseconds since 1970; 0: without durations.
+    """
     cells = [row.cells(now_ns) for row in rows]
     used = [at for at in range(len(HEADS)) if at == 0 or any(line[at] not in ("", "-") for line in cells)]
+    # `columns` aligns numbers to the right, and the columns in `words` to the left.
     words = [place for place, at in enumerate(used) if HEADS[at] in ("doing", "waits for")]
     return columns([HEADS[at] for at in used], [[line[at] for at in used] for line in cells], words=words)
 
 
-def _row(world: WaitingWorld, view: RankView) -> WaitRow:
-    blocking, running = next(iter(world.waits.get(view.rank, ())), None), view.running
+def _make_row(world: WaitIndex, view: RankView) -> WaitRow:
+    """Return the row of a rank: on the function that it runs, else its operation, else its program.
+
+    Args:
+        world: Views of all ranks, and who waits for whom.
+        view: View of the rank. Its `ends` are the rank's sides of operations.
+    """
+    # The first operation in which the rank waits, and the function that it runs; either may be None.
+    blocking, running = next(iter(world.waits.get(view.rank, ())), None), view.running_function
     if running is not None:
-        return WaitRow(view=view, end=running, doing=f"computes {_function(running)}")
-    opened = [end for end in view.ends if end.is_open]
-    end = blocking or next(iter(opened), None)
+        return WaitRow(view=view, end=running, doing=f"computes {_function_title(running)}")
+    end = blocking or next((each for each in view.ends if each.is_open), None)
     if end is None:
-        return WaitRow(view=view, end=None, doing=_idle(view))
+        return WaitRow(view=view, end=None, doing=_describe_idle(view))
     state = f"; {_STATES[end.state]}" if end.state in _STATES else ""
-    return WaitRow(
-        view=view, end=end, doing=f"{title(end)}{state}", waits_for=world.absent(end) if end.call.meets else ()
-    )
+    absent = world.absent_ranks(end) if end.call.meets else ()  # a function meets no other rank
+    return WaitRow(view=view, end=end, doing=f"{title(end)}{state}", waits_for=absent)
 
 
-def _kept(view: RankView) -> str:
+def _describe_kept_loop(view: RankView) -> str:
     if view.kept_by == view.rank:
         return f"keeps its event loop busy at {view.site}"
     return f"has an event loop that rank {view.kept_by} keeps busy at {view.site}"
 
 
-def _idle(view: RankView) -> str:
+def _describe_idle(view: RankView) -> str:
+    """Return what a rank in no operation does, as text such as "has finished" or "in its program, at train.py:41"."""
     if view.kept_by is not None:
-        return _kept(view)
+        return _describe_kept_loop(view)
     if view.seen in (Seen.LEFT, Seen.NO_RECORD):
         return "has finished" if view.seen is Seen.LEFT else "no record"
     return f"in its program{f', at {view.site}' if view.site else ''}"
 
 
 def format_duration(duration_ns: int) -> str:
-    """Return a duration as text; clocks of machines differ, so it is never negative."""
+    """Return a duration as text, such as "3.5 ms" or "2.0 s"; a negative one (clocks differ) is "0.0 ms"."""
     seconds = max(duration_ns, 0) / 1e9
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"

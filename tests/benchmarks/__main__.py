@@ -1,7 +1,5 @@
 """The command `python -m tests.benchmarks`, from the root of the checkout."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence

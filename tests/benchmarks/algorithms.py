@@ -8,8 +8,6 @@ whatever drifts meets them alike; each has two samples in a row, of which the fi
 and connections as another one has left them.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +22,7 @@ import numpy as np
 import topology
 from overlap import Rank, run
 from overlap.cli.bench.cases import Case
-from overlap.cli.bench.sampling import Sampling, Times, slowest
+from overlap.cli.bench.sampling import Sampling, Times, slowest_times
 from overlap.collectives.generators import GENERATORS
 from overlap.collectives.generators.rank_order import ONLY_FOR_ORDER
 from overlap.collectives.schedule import COLUMNS, Schedule
@@ -130,7 +128,10 @@ def _measured(
     ]
     told = read_json_lines(begin(program))
     rows = [
-        {algorithm: slowest(next(told)["told"], batch=sampling.batch(case.size_bytes)) for algorithm in algorithms}
+        {
+            algorithm: slowest_times(next(told)["told"], batch=sampling.batch(case.size_bytes))
+            for algorithm in algorithms
+        }
         for case, algorithms in zip(cases, each, strict=True)
     ]
     next(told, None)  # which sees them end

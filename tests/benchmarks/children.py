@@ -1,7 +1,5 @@
 """Child processes of benchmarks: their environment, their output as JSON, and their end with the benchmark."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -13,7 +11,7 @@ from typing import IO, Any
 
 from overlap.errors import OverlapError
 from overlap.launch.lifeline import tie_to_pipe
-from overlap.processes.place import without_membership
+from overlap.processes.place import without_launcher_variables
 
 _ROOT = str(Path(__file__).parents[2])
 
@@ -93,7 +91,7 @@ def start(
     """
     command = [*before, sys.executable, "-m", "overlap", "run", *options, "--no-prefix", "-m", *program]
     plain = {name: value for name, value in environment().items() if not name.startswith("OVERLAP_")}
-    environ = without_membership(plain) | dict(variables or {})
+    environ = without_launcher_variables(plain) | dict(variables or {})
     return Child(command, environ)
 
 

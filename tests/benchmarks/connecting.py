@@ -3,8 +3,6 @@
 Two processes that this starts: the same wires, the same ranks, one measure after the other.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """All-reduces in place on our ranks, and right after them on those of other libraries."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

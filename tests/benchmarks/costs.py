@@ -1,20 +1,17 @@
 """What the library itself costs, and at most how much: issuing, recording a span, starting, and its schedules."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from inspect import signature
 
-from overlap import Future
+import trio
+
 from overlap.cli.bench.sampling import Sampling, Times
 
 from . import issuing, schedules, starting
 from .figures import Figure, time_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Cost:
     """Something of ours that has a cost.
 
@@ -35,106 +32,49 @@ class Cost:
     in_all: bool = True
 
 
-IN_A_THREAD = Cost(
-    name="issue/thread",
-    word="issue",
-    text="  from the compute thread",
-    aim_ns=100e3,
-    measure=issuing.measure_issue_in_a_thread,
-)
-
+_BEHIND = f"  with {issuing.UNFINISHED} unfinished"
+_UP = f"{starting.RANKS_UP} ranks up and down"
+_RUN = f"overlap run, {starting.RANKS_RUN} ranks that do nothing"
+_CROWDED = f"  as two processes, beside {starting.CROWD} busy processes"
 _PROVE = "prove a ring all-reduce, {} ranks"
 _COST = f"cost a ring, {schedules.RANKS} ranks"
 _PLAN = f"first plan of any kind, {schedules.RANKS_PLANNED:,} ranks"
 _COMPILE = f"generate, prove, project, {schedules.RANKS_COMPILED} ranks"
 
 
+def _issuing(program: Callable[..., Awaitable[list[int]]]) -> Callable[[Sampling], Times]:
+    return lambda sampling: issuing.measure(program, sampling)
+
+
+def _issue_behind(sampling: Sampling) -> Times:
+    return issuing.measure(issuing.issue_behind, sampling, trio.Event())
+
+
+def _computing(argument: Callable[[], object]) -> Callable[[Sampling], Times]:
+    return lambda sampling: issuing.measure(issuing.compute, sampling, argument, ranks=1)
+
+
 COSTS = (
-    Cost(name="issue", word="issue", text="issue an all_reduce", aim_ns=15e3, measure=issuing.measure_issue),
-    Cost(
-        name="issue/behind",
-        word="issue",
-        text=f"  with {issuing.UNFINISHED} unfinished",
-        aim_ns=15e3,
-        measure=issuing.measure_issue_behind,
-    ),
-    *([IN_A_THREAD] if "timeout" in signature(Future.result).parameters else []),
-    Cost(
-        name="compute",
-        word="issue",
-        text="issue a compute of 1 MiB",
-        aim_ns=None,
-        measure=partial(issuing.measure_compute, argument=issuing.an_array),
-    ),
-    Cost(
-        name="compute/many",
-        word="issue",
-        text=f"  of a dict of {issuing.ARRAYS} arrays",
-        aim_ns=None,
-        measure=partial(issuing.measure_compute, argument=issuing.many_arrays),
-    ),
-    Cost(name="span", word="span", text="record a span", aim_ns=1e3, measure=issuing.measure_span),
-    Cost(name="flight", word="span", text="record a flight", aim_ns=400, measure=issuing.measure_flight),
-    Cost(
-        name="import",
-        word="start",
-        text="import overlap, beyond trio and numpy",
-        aim_ns=50e6,
-        measure=starting.measure_import,
-    ),
-    Cost(
-        name="startup",
-        word="start",
-        text=f"{starting.RANKS_UP} ranks up and down",
-        aim_ns=0.5e9,
-        measure=starting.measure_startup,
-    ),
-    Cost(
-        name="run",
-        word="start",
-        text=f"overlap run, {starting.RANKS_RUN} ranks that do nothing",
-        aim_ns=1e9,
-        measure=starting.measure_run,
-    ),
-    Cost(
-        name="run/crowded",
-        word="start",
-        text=f"  as two processes, beside {starting.CROWD} busy processes",
-        aim_ns=None,
-        measure=starting.measure_crowded_run,
-    ),
-    Cost(
-        name="prove",
-        word="schedules",
-        text=_PROVE.format(schedules.RANKS),
-        aim_ns=0.2e9,
-        measure=schedules.measure_proof,
-    ),
-    Cost(name="plan", word="schedules", text=_PLAN, aim_ns=2e9, measure=schedules.measure_planning),
-    Cost(name="compile", word="schedules", text=_COMPILE, aim_ns=50e6, measure=schedules.measure_compiling),
-    Cost(
-        name="cost",
-        word="schedules",
-        text=f"{_COST}, no contention",
-        aim_ns=20e6,
-        measure=schedules.measure_costing,
-    ),
-    Cost(
-        name="cost/loads",
-        word="schedules",
-        text=f"{_COST}, link loads",
-        aim_ns=100e6,
-        measure=schedules.measure_costing_loads,
-    ),
-    Cost(name="look_up", word="schedules", text="look up a cached plan", aim_ns=5e3, measure=schedules.measure_look_up),
+    Cost("issue", "issue", "issue an all_reduce", 15e3, _issuing(issuing.issue)),
+    Cost("issue/behind", "issue", _BEHIND, 15e3, _issue_behind),
+    Cost("issue/thread", "issue", "  from the compute thread", 100e3, _issuing(issuing.issue_in_a_thread)),
+    Cost("compute", "issue", "issue a compute of 1 MiB", None, _computing(issuing.an_array)),
+    Cost("compute/many", "issue", f"  of a dict of {issuing.ARRAYS} arrays", None, _computing(issuing.many_arrays)),
+    Cost("span", "span", "record a span", 1e3, issuing.measure_span),
+    Cost("flight", "span", "record a flight", 400, issuing.measure_flight),
+    Cost("import", "start", "import overlap, beyond trio and numpy", 50e6, starting.measure_import),
+    Cost("startup", "start", _UP, 0.5e9, starting.measure_startup),
+    Cost("run", "start", _RUN, 1e9, starting.measure_run),
+    Cost("run/crowded", "start", _CROWDED, None, starting.measure_crowded_run),
+    Cost("prove", "schedules", _PROVE.format(schedules.RANKS), 0.2e9, schedules.measure_proof),
+    Cost("plan", "schedules", _PLAN, 2e9, schedules.measure_planning),
+    Cost("compile", "schedules", _COMPILE, 50e6, schedules.measure_compiling),
+    Cost("cost", "schedules", f"{_COST}, no contention", 20e6, schedules.measure_costing),
+    Cost("cost/loads", "schedules", f"{_COST}, link loads", 100e6, schedules.measure_costing_loads),
+    Cost("look_up", "schedules", "look up a cached plan", 5e3, schedules.measure_look_up),
     # Last: what so much memory leaves behind in the allocator would be in the times of the others.
     Cost(
-        name="prove/4096",
-        word="schedules",
-        text=_PROVE.format(schedules.RANKS_ONCE),
-        aim_ns=3e9,
-        measure=schedules.measure_proof_once,
-        in_all=False,
+        "prove/4096", "schedules", _PROVE.format(schedules.RANKS_ONCE), 3e9, schedules.measure_proof_once, in_all=False
     ),
 )
 

@@ -3,8 +3,6 @@
 Two node processes of this machine; drivers are programs of their own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

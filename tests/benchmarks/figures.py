@@ -1,7 +1,5 @@
 """One line of the benchmark: a time of ours, or how it compares, and the aim; as text and for JSON. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 

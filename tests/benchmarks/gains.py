@@ -3,8 +3,6 @@
 Each program runs with its loss and without, in turn and unprofiled; the promise comes from one recording of the former.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path

@@ -1,17 +1,18 @@
 """What it costs to issue: a collective, alone and behind thousands, a compute, and the records that tell of one."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain
 from mmap import mmap
 from threading import Event
 from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from overlap import Rank, run
+from overlap import Future, Rank, run
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.config import RunConfig, setting_environment
 from overlap.flight.layout import file_bytes
@@ -26,89 +27,75 @@ _IN_FLIGHT = 8  # issued before the first is awaited: fits in a stream's window
 _SPANS = 1000  # in a sample: one span is shorter than two looks at the clock
 
 
-def measure_issue(sampling: Sampling) -> Times:
-    """Time until `all_reduce()` of 8 bytes returns, on rank 0 of 2."""
+def measure(program: Callable[..., Awaitable[list[int]]], sampling: Sampling, *args: object, ranks: int = 2) -> Times:
+    """Run a program on ranks, and return the times that it returns on rank 0."""
     with setting_environment(RunConfig()):
-        return Times.of(run(_issue, sampling, ranks=2)[0])
+        return Times.of(run(program, sampling, *args, ranks=ranks)[0])
 
 
-async def _issue(rank: Rank, sampling: Sampling) -> list[int]:
-    arrays = [np.ones(2, np.float32) for _ in range(_IN_FLIGHT)]
-    samples = []
+def _time_calls(
+    issue: Callable[[Any], Future[Any]], arguments: Iterable[object]
+) -> tuple[list[int], list[Future[Any]]]:
+    """Issue an operation of each argument; return the nanoseconds of each call, and the futures."""
+    samples, futures = [], []
+    for argument in arguments:
+        begun_ns = perf_counter_ns()
+        future = issue(argument)
+        samples.append(perf_counter_ns() - begun_ns)
+        futures.append(future)
+    return samples, futures
+
+
+def _pairs(count: int) -> Iterator[NDArray[np.float32]]:
+    """Yield so many arrays of 8 bytes."""
+    return (np.ones(2, np.float32) for _ in range(count))
+
+
+async def issue(rank: Rank, sampling: Sampling) -> list[int]:
+    """Time until `all_reduce()` of 8 bytes returns."""
+    arrays, samples = [*_pairs(_IN_FLIGHT)], []
     for _ in range((sampling.warmup + sampling.iters) * 10):
-        futures = []
-        for x in arrays:
-            begun_ns = perf_counter_ns()
-            future = rank.all_reduce(x)
-            samples.append(perf_counter_ns() - begun_ns)
-            futures.append(future)
+        taken, futures = _time_calls(rank.all_reduce, arrays)
+        samples += taken
         for future in futures:
             await future
     return samples[sampling.warmup * 10 * _IN_FLIGHT :]
 
 
-def measure_issue_behind(sampling: Sampling) -> Times:
+async def issue_behind(rank: Rank, sampling: Sampling, issued: trio.Event) -> list[int]:
     """Time until `all_reduce()` returns while thousands wait for the other rank, each of an array of its own."""
-    with setting_environment(RunConfig()):
-        return Times.of(run(_issue_behind, sampling, trio.Event(), ranks=2)[0])
-
-
-async def _issue_behind(rank: Rank, sampling: Sampling, issued: trio.Event) -> list[int]:
     if rank.rank == 1:
         await issued.wait()
-    samples, futures = [], []
-    for _ in range(UNFINISHED + (sampling.warmup + sampling.iters) * _IN_FLIGHT):
-        x = np.ones(2, np.float32)
-        begun_ns = perf_counter_ns()
-        future = rank.all_reduce(x)
-        samples.append(perf_counter_ns() - begun_ns)
-        futures.append(future)
+    samples, futures = _time_calls(
+        rank.all_reduce, _pairs(UNFINISHED + (sampling.warmup + sampling.iters) * _IN_FLIGHT)
+    )
     issued.set()
     for future in futures:
         await future
     return samples[UNFINISHED + sampling.warmup * _IN_FLIGHT :]
 
 
-def measure_issue_in_a_thread(sampling: Sampling) -> Times:
-    """Time until `all_reduce()` of 8 bytes returns in the compute thread of rank 0 of 2."""
-    with setting_environment(RunConfig()):
-        return Times.of(run(_issue_in_a_thread, sampling, ranks=2)[0])
+async def issue_in_a_thread(rank: Rank, sampling: Sampling) -> list[int]:
+    """Time until `all_reduce()` of 8 bytes returns in the compute thread of a rank."""
 
-
-async def _issue_in_a_thread(rank: Rank, sampling: Sampling) -> list[int]:
-    def issue() -> list[int]:
-        arrays = [np.ones(2, np.float32) for _ in range(_IN_FLIGHT)]
-        samples, futures = [], []
-        for x in arrays:
-            begun_ns = perf_counter_ns()
-            future = rank.all_reduce(x)
-            samples.append(perf_counter_ns() - begun_ns)
-            futures.append(future)
+    def issue_all() -> list[int]:
+        samples, futures = _time_calls(rank.all_reduce, [*_pairs(_IN_FLIGHT)])
         for future in futures:
-            wait: Callable[..., object] = future.result
-            wait(timeout=_PATIENCE_S)
+            future.result(timeout=_PATIENCE_S)
         return samples
 
-    rounds = [await rank.compute(issue) for _ in range(sampling.warmup + sampling.iters)]
-    return [sample for one in rounds[sampling.warmup :] for sample in one]
+    rounds = [await rank.compute(issue_all) for _ in range(sampling.warmup + sampling.iters)]
+    return [*chain.from_iterable(rounds[sampling.warmup :])]
 
 
-def measure_compute(sampling: Sampling, argument: Callable[[], object]) -> Times:
+async def compute(rank: Rank, sampling: Sampling, argument: Callable[[], object]) -> list[int]:
     """Time until `rank.compute(fn, argument)` returns, while the compute stream is busy with something else."""
-    with setting_environment(RunConfig()):
-        return Times.of(run(_compute, sampling, argument, ranks=1)[0])
-
-
-async def _compute(rank: Rank, sampling: Sampling, argument: Callable[[], object]) -> list[int]:
-    samples = []
+    samples: list[int] = []
     for _ in range(sampling.warmup + sampling.iters):
-        busy, arguments, futures = Event(), [argument() for _ in range(_IN_FLIGHT)], []
+        busy, arguments = Event(), [argument() for _ in range(_IN_FLIGHT)]
         rank.compute(busy.wait, _PATIENCE_S)
-        for passed in arguments:
-            begun_ns = perf_counter_ns()
-            future = rank.compute(_nothing, passed)
-            samples.append(perf_counter_ns() - begun_ns)
-            futures.append(future)
+        taken, futures = _time_calls(partial(rank.compute, _nothing), arguments)
+        samples += taken
         busy.set()
         for future in futures:
             await future

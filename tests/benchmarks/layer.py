@@ -1,7 +1,5 @@
 """What the layer of training strategies costs, and how much it hides: in real time, and on the virtual clock."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from time import perf_counter_ns
 from typing import cast

@@ -4,8 +4,6 @@ A loop that drops each result before the next one needs one array, one that keep
 fresh pages for each result would cost more than the operation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterator
 from time import perf_counter_ns
 from typing import TypeAlias
@@ -14,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap import Rank, run
-from overlap.cli.bench.sampling import BATCH, Sampling, slowest
+from overlap.cli.bench.sampling import BATCH, Sampling, slowest_times
 from overlap.config import RunConfig, setting_environment
 from overlap.units import format_bytes, format_ns
 
@@ -67,7 +65,7 @@ def _compared(size_bytes: int, sampling: Sampling) -> Iterator[Figure]:
     batch = BATCH if size_bytes <= _MANY_BYTES else _FEW
     with setting_environment(RunConfig()):
         told = run(_on_rank, size_bytes, sampling, batch, ranks=RANKS)
-    times = {kind: slowest([samples[kind] for samples, _ in told], batch=batch) for kind in KINDS}
+    times = {kind: slowest_times([samples[kind] for samples, _ in told], batch=batch) for kind in KINDS}
     wrong = sum(wrong for _, wrong in told)
     name, size = f"results/{size_bytes}", format_bytes(size_bytes)
     yield time_of(name, f"all_reduce, {size}, {RANKS} ranks, out=", times["given"], wrong=wrong)

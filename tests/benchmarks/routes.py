@@ -5,8 +5,6 @@ resumed coroutine counts again. Functions of C, Trio and numpy do not count, nor
 timers. A figure is the least of several warm rounds, because other tasks of the loop may run in between.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -45,12 +43,12 @@ class Count(NamedTuple):
 LIMITS = {
     "all_reduce, first rank": Count(5, 7),
     "all_reduce, last rank": Count(9, 17),
-    "send and recv, one process": Count(10, 30),
+    "send and recv, one process": Count(10, 31),
     "compute": Count(8, 30),
     "send, between processes": Count(9, 12),
-    "recv, between processes": Count(15, 34),
-    "send, torch": Count(13, 23),
-    "recv, torch": Count(17, 31),
+    "recv, between processes": Count(14, 33),
+    "send, torch": Count(12, 22),
+    "recv, torch": Count(14, 29),
     "all_reduce, torch": Count(4, 8),
 }
 

@@ -1,7 +1,5 @@
 """What schedules cost: proving, generating and costing them, and finding again what a call was compiled to."""
 
-from __future__ import annotations
-
 from time import perf_counter, perf_counter_ns
 
 import numpy as np
@@ -15,9 +13,9 @@ from overlap.collectives.program import project_all
 from overlap.collectives.proof import verify
 from overlap.collectives.schedule import Schedule
 from overlap.cost.clocks import cost
-from overlap.cost.parameters import parameters
-from overlap.cost.placed import on
-from overlap.cost.rounds import rounds
+from overlap.cost.parameters import cost_parameters
+from overlap.cost.placed import place_rounds
+from overlap.cost.rounds import read_rounds
 from overlap.cost.select import plan
 from overlap.runtime.engine.compiler import Compiler
 from tests.benchmarks.figures import few
@@ -110,11 +108,11 @@ def ring_costing_s(ranks: int = 1024) -> tuple[float, float]:
 
 
 def _timed(schedule: Schedule, placement: Placement, *, contention: bool, warm: bool = False) -> float:
-    known = parameters(cluster("trn2.48xlarge"))
+    known = cost_parameters(cluster("trn2.48xlarge"))
     if warm:
-        on(placement, rounds(schedule), parameters=known)
+        place_rounds(placement, read_rounds(schedule), parameters=known)
     start_s = perf_counter()
-    cost(on(placement, rounds(schedule), parameters=known, contention=contention), 1e9)
+    cost(place_rounds(placement, read_rounds(schedule), parameters=known, contention=contention), 1e9)
     return perf_counter() - start_s
 
 

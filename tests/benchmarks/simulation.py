@@ -4,8 +4,6 @@ As a program it is a world to be measured, in a process of its own:
 `overlap run -m tests.benchmarks.simulation RANKS ALIKE`.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import sys
@@ -23,7 +21,9 @@ from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_resch
 import topology
 from overlap import Rank, Virtual, run
 from overlap.cli.bench.sampling import Sampling, Times
-from overlap.simulation import FabricDriver, Kernel, ReachedRanks, SimulatedFabric
+from overlap.simulation.fabric import ReachedRanks, SimulatedFabric
+from overlap.simulation.kernel import Kernel
+from overlap.simulation.traffic import FabricDriver
 from overlap.units import format_bytes
 from tests.benchmarks.children import read_json_lines, start
 from tests.benchmarks.figures import few

@@ -4,8 +4,6 @@ The line of an operation has gloo's time over ours for each size; what is aimed 
 mean of each sweep.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import exp, fsum, log

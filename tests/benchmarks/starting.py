@@ -1,7 +1,5 @@
 """What it costs to start: importing, ranks up and down, and `overlap run` from the new process to its end."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

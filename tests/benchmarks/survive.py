@@ -4,8 +4,6 @@ Each job trains a small model with `--survive`, loses one process after the othe
 those of a run in one process that was given the same history of members.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re
@@ -71,12 +69,11 @@ def _unused() -> Iterator[Figure | str]:
 
 def _step_ns(option: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(Path(folder), option, "--processes", "2", program=training.__file__, arguments=[str(_UNUSED_STEPS)])
-        try:
+        with Job(
+            Path(folder), option, "--processes", "2", program=training.__file__, arguments=[str(_UNUSED_STEPS)]
+        ) as job:
             if job.end() != 0:
                 raise AssertionError(f"{option}: {job.err[-2000:]}")
-        finally:
-            job.kill()
     first, last = (
         max(map(int, re.findall(rf"{at} at (\d+)", job.out))) for at in ("first step of epoch 0", "last step")
     )
@@ -88,13 +85,12 @@ def _job(draw: random.Random, processes: int, each: int, options: list[str], *, 
     victims = draw.sample(range(processes), min(most, draw.randint(1, processes - 1)))
     arguments = ["--processes", str(processes), "--ranks", str(processes * each), *options]
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(Path(folder), "--survive", *arguments, program=training.__file__, arguments=[f"-{len(victims)}"])
-        try:
+        with Job(
+            Path(folder), "--survive", *arguments, program=training.__file__, arguments=[f"-{len(victims)}"]
+        ) as job:
             deaths = [_kill(job, draw, epoch, victim) for epoch, victim in enumerate(victims)]
             if job.end() != 0:
                 raise AssertionError(f"{arguments}, victims {victims}: {job.out[-2000:]} {job.err[-2000:]}")
-        finally:
-            job.kill()
     pauses = [_end_of_first_step(job, epoch + 1) - death for epoch, death in enumerate(deaths)]
     history = history_of(job.out, each)
     expected = training.reference(history, history[-1][1] + training.FURTHER)

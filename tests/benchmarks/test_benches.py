@@ -1,7 +1,5 @@
 """Single benches: what they time, and what is made of their rows; programs that they run."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import select
@@ -21,7 +19,7 @@ from overlap import OverlapError
 from overlap.cli.bench.cases import NAMES, Case
 from overlap.cli.bench.measuring import Result
 from overlap.cli.bench.sampling import Sampling, Times
-from overlap.collectives.slicing import in_slices
+from overlap.collectives.slicing import slice_long_messages
 from overlap.cost.select import plan
 from tests.benchmarks import children, results, schedules
 from tests.benchmarks.children import Child, environment, read_json_lines
@@ -60,7 +58,7 @@ def test_between_two_hosts_every_algorithm_can_be_cut_in_slices_and_the_chosen_o
         measured = distinct(operation, size, cluster)
         assert plan(operation, size, cluster).algorithm in measured
         for algorithm in measured:
-            in_slices(plan(operation, size, cluster, algorithm=algorithm).schedule(), size)
+            slice_long_messages(plan(operation, size, cluster, algorithm=algorithm).schedule(), size)
 
 
 # -- the loops that make results: what each keeps alive, and that they are compared in turn and checked ----------------

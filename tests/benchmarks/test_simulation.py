@@ -6,7 +6,7 @@ import pytest
 
 import topology
 from overlap.cli.bench.sampling import Sampling
-from overlap.simulation import SimulatedFabric
+from overlap.simulation.fabric import SimulatedFabric
 from tests.benchmarks import simulation
 from tests.benchmarks.figures import Figure
 

@@ -61,8 +61,7 @@ def test_gradients_are_those_of_the_loss(small):
 def test_every_measure_is_told_for_all_ranks_and_the_weights_agree(small):
     told, other = run(training.train, Sampling(iters=2, warmup=1), ranks=2)
     assert other is None
-    names = ["head", "compute", "communicate", "one_after_the_other", "overlapped", "without_barrier", "with_layer"]
-    assert list(told["samples_ns"]) == names
+    assert list(told["samples_ns"]) == list(OURS)
     assert {(len(ranks), len(ranks[0])) for ranks in told["samples_ns"].values()} == {(2, 2)}
     assert told["wrong"] == 0
 
@@ -98,11 +97,8 @@ def test_pytorch_takes_as_many_steps_with_every_bucket_size():
         check=True,
         timeout=100,
     )
-    told = json.loads(done.stdout)
-    assert {bucket: [len(samples) for samples in ranks] for bucket, ranks in told["samples_ns"].items()} == {
-        "4": [2],
-        "25": [2],
-    }
+    samples_ns = json.loads(done.stdout)["samples_ns"]
+    assert {bucket: [*map(len, ranks)] for bucket, ranks in samples_ns.items()} == {"4": [2], "25": [2]}
 
 
 # -- what is told ------------------------------------------------------------------------------------------------
@@ -293,22 +289,8 @@ def test_results_stay_exact_over_links_that_stall_for_seconds(joined, rails, how
             if how == "down":
                 host.run("ip", "link", "set", link, "up" if well else "down")
             else:
-                rate = f"{10**9}bit" if well else "8kbit"
-                host.run(
-                    "tc",
-                    "qdisc",
-                    "change",
-                    "dev",
-                    link,
-                    "root",
-                    "tbf",
-                    "rate",
-                    rate,
-                    "burst",
-                    "256kb",
-                    "latency",
-                    "100ms",
-                )
+                shape = ["rate", f"{10**9}bit" if well else "8kbit", "burst", "256kb", "latency", "100ms"]
+                host.run("tc", "qdisc", "change", "dev", link, "root", "tbf", *shape)
 
     def stall(host):
         while received_bytes(host) < 32 << 20 and not over.wait(0.01):

@@ -30,11 +30,12 @@ from tests.benchmarks.versus.contenders import (
 from tests.benchmarks.versus.inside import LibraryRank, measure_and_tell, measure_rows
 from tests.benchmarks.versus.layout import ProcessLayout, layout
 from tests.benchmarks.versus.turns import Turns
+from tests.threads import running
 
 
 def parsed(*argv):
     parser = argparse.ArgumentParser()
-    command.fill(parser)
+    command.add_arguments(parser)
     return parser.parse_args(argv)
 
 
@@ -191,22 +192,8 @@ def test_a_command_goes_on_without_a_missing_peer(fake, monkeypatch, capsys, tmp
         "contenders_named",
         lambda text: [fake(module="no_such_module_x"), fake(f"print({json.dumps(ANSWER)!r})")],
     )
-    argv = [
-        "allr",
-        "-b",
-        "8",
-        "-e",
-        "64K",
-        "-f",
-        "8192",
-        "-n",
-        "1",
-        "--vs",
-        "x",
-        "--json-file",
-        str(tmp_path / "a.json"),
-    ]
-    assert command.main(argv) == 0
+    argv = ["allr", "-b", "8", "-e", "64K", "-f", "8192", "-n", "1", "--vs", "x", "--json-file"]
+    assert command.main([*argv, str(tmp_path / "a.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "# fake: no_such_module_x is not installed: pip install fake-package" in lines
     assert "# fake is test 1: processes, same sizes, same timing" in lines
@@ -274,10 +261,8 @@ def test_rows_are_measured_in_turn_until_nobody_wants_to_know(monkeypatch, capsy
                 turns.let("we")
 
     turns = Turns()
-    others = threading.Thread(target=let)
-    others.start()
-    assert told_by(monkeypatch, capsys, turns=turns.path, name="we") == (1, rows)
-    others.join()
+    with running(threading.Thread(target=let)):
+        assert told_by(monkeypatch, capsys, turns=turns.path, name="we") == (1, rows)
 
 
 def test_a_world_that_fails_does_not_wait_for_its_turn_to_end(tmp_path):
@@ -312,46 +297,42 @@ def test_real_peers_are_right(name, operation):
 # -- layouts of processes ----------------------------------------------------------------------------------------
 
 
+ON_THIS_HOST = "ranks in {0} processes of this host (local x{0}) joined by "
+
+
 @pytest.mark.parametrize(
-    ("argv", "expected", "text"),
+    ("options", "expected", "joined"),
     [
-        ((), ProcessLayout(), "ranks in one process"),
-        (("--processes", "1"), ProcessLayout(), "ranks in one process"),
+        ("", ProcessLayout(), ""),
+        ("--processes 1", ProcessLayout(), ""),
+        ("--processes 2", ProcessLayout(processes=2), "shared memory"),
+        ("--processes 2 --transport efa", ProcessLayout(processes=2, transport="efa"), "Unix sockets"),
         (
-            ("--processes", "2"),
-            ProcessLayout(processes=2),
-            "ranks in 2 processes of this host (local x2) joined by shared memory",
-        ),
-        (
-            ("--processes", "2", "--transport", "efa"),
-            ProcessLayout(processes=2, transport="efa"),
-            "ranks in 2 processes of this host (local x2) joined by Unix sockets",
-        ),
-        (
-            ("--processes", "3", "--tcp", "--rails", "4", "--no-peer-direct"),
+            "--processes 3 --tcp --rails 4 --no-peer-direct",
             ProcessLayout(processes=3, tcp=True, rails="4", peer_direct=False),
-            "ranks in 3 processes of this host (local x3) joined by TCP over 4 connections, through a bounce buffer",
+            "TCP over 4 connections, through a bounce buffer",
         ),
         (
-            ("--processes", "2", "--tcp", "--rails", "eth0,eth1", "--peer-direct"),
+            "--processes 2 --tcp --rails eth0,eth1 --peer-direct",
             ProcessLayout(processes=2, tcp=True, rails="eth0,eth1"),
-            "ranks in 2 processes of this host (local x2) joined by TCP over eth0,eth1",
+            "TCP over eth0,eth1",
         ),
         (
-            ("--processes", "2", "--checksums"),
+            "--processes 2 --checksums",
             ProcessLayout(processes=2, checksums=True),
-            "ranks in 2 processes of this host (local x2) joined by Unix sockets, with checksums of payloads",
+            "Unix sockets, with checksums of payloads",
         ),
         (
-            ("--processes", "2", "--no-checksums", "--no-peer-direct"),
+            "--processes 2 --no-checksums --no-peer-direct",
             ProcessLayout(processes=2, checksums=False, peer_direct=False),
-            "ranks in 2 processes of this host (local x2) joined by Unix sockets, without checksums of payloads, "
-            "through a bounce buffer",
+            "Unix sockets, without checksums of payloads, through a bounce buffer",
         ),
     ],
 )
-def test_layouts(argv, expected, text):
-    assert layout(parsed("allr", *argv)) == expected
+def test_layouts(options, expected, joined):
+    assert layout(parsed("allr", *options.split())) == expected
+    alone = expected.processes == 1
+    text = "ranks in one process" if alone else ON_THIS_HOST.format(expected.processes) + joined
     assert expected.describe() == text
 
 

@@ -1,7 +1,5 @@
 """What looking at a run costs: writing, reading, drawing, folding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -5,8 +5,6 @@ while another is computed: with stated computes, run and simulated with the same
 replayed with the figures that were measured of the wires.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +17,7 @@ import topology
 from overlap import Rank, Virtual, run
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.config import overriding
-from overlap.simulation import Profile
+from overlap.simulation.compute_cost import Profile
 from overlap.timeline.spans import Timeline
 from tests.benchmarks.figures import few
 from transports import LinkSpeed, NeuronLink, Paced

@@ -50,6 +50,18 @@ def process(tmp_path):
 
 
 @pytest.fixture
+def ran(process):
+    """Return a function that runs the command as a process of its own: (exit code, stdout, stderr)."""
+
+    def run(*argv, **variables):
+        child = process(*argv, **variables)
+        out, err = child.communicate(timeout=60)
+        return child.returncode, out, err
+
+    return run
+
+
+@pytest.fixture
 def script(tmp_path):
     """Return a function that writes a file into the folder of the test and returns its name."""
 

@@ -10,7 +10,7 @@ import overlap
 from overlap import UsageError, trace_files
 from overlap.cli.options import add_settings, given_settings, option_flag
 from overlap.cli.parser import Parser
-from overlap.config import RunConfig, resolve_config, setting_environment, unknown_variables
+from overlap.config import RunConfig, resolve_config, setting_environment, unknown_variable_lines
 from overlap.processes.place import member_variables
 from overlap.settings import option
 from overlap.units import count
@@ -44,10 +44,21 @@ def test_unset_and_empty_leave_the_choice_to_the_program():
     assert RunConfig().variables() == {}
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "2.5", "two", "1e3", " "])
-def test_a_bad_number_of_ranks_is_named(value):
-    error = error_of(UsageError, RunConfig.from_environment, {"OVERLAP_RANKS": value})
-    assert str(error) == f"OVERLAP_RANKS: expected a positive integer, got {value!r}"
+INTEGERS, SECONDS = ("OVERLAP_RANKS", "integer"), ("OVERLAP_TIMEOUT_S", "number of seconds")
+
+
+@pytest.mark.everyday(4)
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        *((INTEGERS, value) for value in ("0", "-1", "2.5", "two", "1e3", " ")),
+        *((SECONDS, value) for value in ("0", "-1", "nan", "inf", "soon")),
+    ],
+)
+def test_a_bad_number_is_named(setting, value):
+    name, kind = setting
+    error = error_of(UsageError, RunConfig.from_environment, {name: value})
+    assert str(error) == f"{name}: expected a positive {kind}, got {value!r}"
 
 
 @pytest.mark.parametrize(("text", "rails"), [("2", 2), ("eth0", ("eth0",)), ("eth0, eth1", ("eth0", "eth1"))])
@@ -70,18 +81,18 @@ def test_yes_and_no(text, answer):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("OVERLAP_PEER_DIRECT", "2", "OVERLAP_PEER_DIRECT: expected 1 or 0, got '2'"),
+        ("OVERLAP_PEER_DIRECT", "2", "expected 1 or 0, got '2'"),
         (
             "OVERLAP_TRANSPORT",
             "tcp",
-            "OVERLAP_TRANSPORT: 'tcp' is unknown; known are auto, efa, neuronlink, shared_memory, sockets",
+            "'tcp' is an unknown transport; known are auto, efa, neuronlink, shared_memory, sockets",
         ),
-        ("OVERLAP_OUTAGE_S", "1_0", "OVERLAP_OUTAGE_S: expected a positive number of seconds, got '1_0'"),
-        ("OVERLAP_JOIN_TIMEOUT_S", "0", "OVERLAP_JOIN_TIMEOUT_S: expected a positive number of seconds, got '0'"),
+        ("OVERLAP_OUTAGE_S", "1_0", "expected a positive number of seconds, got '1_0'"),
+        ("OVERLAP_JOIN_TIMEOUT_S", "0", "expected a positive number of seconds, got '0'"),
     ],
 )
 def test_a_bad_setting_is_named(name, value, message):
-    assert str(error_of(UsageError, RunConfig.from_environment, {name: value})) == message
+    assert str(error_of(UsageError, RunConfig.from_environment, {name: value})) == f"{name}: {message}"
 
 
 @pytest.mark.parametrize(
@@ -111,25 +122,15 @@ def test_a_variable_that_is_none_of_ours_is_told_once(overlap, script, monkeypat
     assert overlap("run", program)[2].splitlines() == told
     assert overlap("run", program)[2] == ""
     monkeypatch.setenv("OVERLAP_MEMBER_PID", "1")
-    assert unknown_variables() == []
+    assert unknown_variable_lines() == []
 
 
 def test_no_variable_of_a_launcher_is_unknown():
-    told = member_variables(
-        node=0,
-        nodes=2,
-        ranks_per_node=1,
-        endpoint=("", 0),
-        job="",
-        descriptors=dict.fromkeys(("secret", "listener"), 0),
+    held = dict.fromkeys(("secret", "listener"), 0)
+    told = member_variables(node=0, nodes=2, ranks_per_node=1, endpoint=("", 0), job="", descriptors=held)
+    assert (
+        unknown_variable_lines({**told, **FULL.variables(), "OVERLAP_LIFELINE_FD": "3", "OVERLAP_STATUS_FD": "4"}) == []
     )
-    assert unknown_variables({**told, **FULL.variables(), "OVERLAP_LIFELINE_FD": "3", "OVERLAP_STATUS_FD": "4"}) == []
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon"])
-def test_a_bad_timeout_is_named(value):
-    error = error_of(UsageError, RunConfig.from_environment, {"OVERLAP_TIMEOUT_S": value})
-    assert str(error) == f"OVERLAP_TIMEOUT_S: expected a positive number of seconds, got {value!r}"
 
 
 def test_imposed_settings_replace_the_environments_and_are_taken_back(monkeypatch):
@@ -170,10 +171,8 @@ def test_numbers_start_again_with_new_settings_and_only_written_traces_are_told(
             second.touch()  # of an earlier program
             trace_files.record_written(first)
             trace_files.record_written(third)
-            assert (trace_files.reserved_paths(path), trace_files.written_paths(path)) == (
-                [first, second, third],
-                [first, third],
-            )
+            assert trace_files.paths_given_out(path) == [first, second, third]
+            assert trace_files.written_paths(path) == [first, third]
 
 
 # -- who has said it ---------------------------------------------------------------------------------------------
@@ -199,16 +198,11 @@ def test_the_variables_of_an_imposed_configuration_were_said_by_its_options():
 def test_errors_name_who_said_it_unless_it_was_the_program(overlap, script, monkeypatch):
     program = script("import overlap\nasync def main(rank): ...\noverlap.run(main, cluster='trn1.2xlarge', ranks=9)")
     place = "overlap: train.py:3: ranks: 9 do not fit on trn1.2xlarge, which has 2"
-    assert overlap("run", program)[2] == f"{place}; give fewer, or a larger cluster\n"
-    assert (
-        overlap("run", "--ranks", "9", program)[2]
-        == f"{place} (ranks: --ranks, cluster: argument); give fewer, or a larger cluster\n"
-    )
+    advice = "; give fewer, or a larger cluster\n"
+    assert overlap("run", program)[2] == place + advice
+    assert overlap("run", "--ranks", "9", program)[2] == f"{place} (ranks: --ranks, cluster: argument){advice}"
     monkeypatch.setenv("OVERLAP_RANKS", "9")
-    assert (
-        overlap("run", program)[2]
-        == f"{place} (ranks: OVERLAP_RANKS, cluster: argument); give fewer, or a larger cluster\n"
-    )
+    assert overlap("run", program)[2] == f"{place} (ranks: OVERLAP_RANKS, cluster: argument){advice}"
 
 
 def test_the_configuration_is_shown_with_its_sources(overlap, monkeypatch):
@@ -237,15 +231,8 @@ def test_the_launcher_is_shown_too(overlap, monkeypatch):
 
 
 def test_a_transport_is_told_what_somebody_has_said():
-    told = {
-        "TRANSPORT": "efa",
-        "RAILS": "eth0,eth1",
-        "PEER_DIRECT": "0",
-        "OUTAGE_S": "15",
-        "TLS_CERT": "c",
-        "TLS_KEY": "k",
-        "TLS_CA": "a",
-    }
+    told = {"TRANSPORT": "efa", "RAILS": "eth0,eth1", "PEER_DIRECT": "0", "OUTAGE_S": "15"}
+    told |= {"TLS_CERT": "c", "TLS_KEY": "k", "TLS_CA": "a"}
     config = RunConfig.from_environment({f"OVERLAP_{name}": value for name, value in told.items()})
     assert config.transport_options() == {"outage_s": 15.0, "rails": ("eth0", "eth1"), "peer_direct": False}
     assert config.tls_files() == ("c", "k", "a")
@@ -254,7 +241,7 @@ def test_a_transport_is_told_what_somebody_has_said():
 
 def test_some_tls_files_alone_are_refused(monkeypatch):
     monkeypatch.setenv("OVERLAP_TLS_KEY", "k")
-    with pytest.raises(UsageError, match=r"^TLS needs three files: OVERLAP_TLS_CERT, "):
+    with pytest.raises(UsageError, match=r"^TLS needs three files: .*; missing: OVERLAP_TLS_CERT, OVERLAP_TLS_CA$"):
         resolve_config(print, (), RunConfig())
 
 

@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from overlap.cli import doctor
-from overlap.cli.doctor import CheckResult, check_packages, check_shadowing, numbers, page_lines
+from overlap.cli.doctor import CheckResult, check_packages, check_shadowing, page_lines, version_numbers
 
 
 def test_a_page_has_a_line_for_each_thing_and_counts_them(overlap):
@@ -63,7 +63,7 @@ def test_packages_are_missing_too_old_or_good():
 
 @pytest.mark.parametrize(("text", "found"), [("2.13.0+cpu", (2, 13, 0)), ("0.5", (0, 5)), ("3.0rc1", (3, 0)), ("", ())])
 def test_versions_are_compared_by_numbers(text, found):
-    assert numbers(text) == found
+    assert version_numbers(text) == found
 
 
 def test_a_folder_with_one_of_our_names_is_told(tmp_path):
@@ -92,6 +92,7 @@ def test_a_mailbox_that_is_not_compiled_is_told_with_what_it_needs():
     assert doctor.check_engine(True).state == "good"
     slow = doctor.check_engine(False)
     assert (slow.state, "C compiler" in slow.fix) == ("slow", True)
+    assert doctor.check_engine(False, stale=True).text.startswith("was compiled for another version of overlap; ")
 
 
 def test_few_descriptors_are_told():

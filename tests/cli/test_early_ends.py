@@ -182,6 +182,20 @@ def test_a_command_that_cannot_be_loaded_ends_with_one_line(monkeypatch, capsys)
     assert capsys.readouterr().err == f"{LINE} (MemoryError: )\n"
 
 
+def test_a_package_that_is_missing_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "overlap.launch.report", None)  # as if it imported what is not installed
+    assert cli.main(["nothing"]) == 1
+    assert capsys.readouterr().err.startswith(
+        "overlap: import of overlap.launch.report halted; None in sys.modules: inst"
+    )
+
+
+def test_an_error_of_a_program_is_shown_where_a_package_is_missing(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "overlap.launch.report", None)
+    uncaught._show_error(ValueError, ValueError("own"), None)
+    assert capsys.readouterr().err == "ValueError: own\n"
+
+
 def test_memory_that_our_own_code_lacks_is_reported_without_its_frames(monkeypatch, capsys):
     monkeypatch.setattr("overlap.front.resolve_config", refuse)
     with pytest.raises(MemoryError) as caught:
@@ -202,27 +216,24 @@ ONE_BARRIER = "import overlap\nasync def main(rank): await rank.barrier()\noverl
 
 
 @needs_full
-def test_a_run_whose_trace_cannot_be_written_is_not_said_to_be_none(process, script):
-    child = process("run", "--trace", "/dev/full", script(ONE_BARRIER + "\nprint('done')"))
-    out, err = child.communicate()
-    assert (child.returncode, out) == (0, "done\n")
+def test_a_run_whose_trace_cannot_be_written_is_not_said_to_be_none(ran, script):
+    code, out, err = ran("run", "--trace", "/dev/full", script(ONE_BARRIER + "\nprint('done')"))
+    assert (code, out) == (0, "done\n")
     assert f"train.py:3: TraceWarning: trace: {NO_SPACE}" in err
     assert "did not call" not in err
 
 
 @needs_full
-def test_neither_does_it_hide_why_the_program_failed(process, script):
-    child = process("run", "--trace", "/dev/full", script(ONE_BARRIER.replace("await rank.barrier()", "1 / 0")))
-    _, err = child.communicate()
-    assert child.returncode == 1
+def test_neither_does_it_hide_why_the_program_failed(ran, script):
+    code, _, err = ran("run", "--trace", "/dev/full", script(ONE_BARRIER.replace("await rank.barrier()", "1 / 0")))
+    assert code == 1
     assert re.search(r"\nZeroDivisionError: division by zero\noverlap: rank \d failed at train.py:2: ", err)
     assert err.endswith(f"\n  trace: {NO_SPACE}")
 
 
 @needs_full
 @pytest.mark.slow
-def test_nor_does_it_of_several_processes(process, script):
-    child = process("run", "--processes", "2", "--trace", "/dev/full", script(ONE_BARRIER + "\nprint('done')"))
-    out, err = child.communicate()
-    assert (child.returncode, sorted(out.splitlines())) == (0, ["[process 0] done", "[process 1] done"])
+def test_nor_does_it_of_several_processes(ran, script):
+    code, out, err = ran("run", "--processes", "2", "--trace", "/dev/full", script(ONE_BARRIER + "\nprint('done')"))
+    assert (code, sorted(out.splitlines())) == (0, ["[process 0] done", "[process 1] done"])
     assert f"TraceWarning: trace: {NO_SPACE}" in err

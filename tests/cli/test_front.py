@@ -141,14 +141,13 @@ text = "gerade Größen"
     ],
     ids=" ".join,
 )
-def test_what_users_name_is_written_where_only_ascii_can_be(overlap, process, script, argv):
+def test_what_users_name_is_written_where_only_ascii_can_be(overlap, ran, script, argv):
     script(WORDS)
     script(MACHINE, "mine.toml")
     if argv[0] == "timeline":
         overlap("run", "train.py")
-    child = process(*argv, PYTHONIOENCODING="ascii", LC_ALL="C")
-    out, err = child.communicate(timeout=60)
-    assert (child.returncode, "Traceback" in err) == (0, False)
+    code, out, err = ran(*argv, PYTHONIOENCODING="ascii", LC_ALL="C")
+    assert (code, "Traceback" in err) == (0, False)
     assert out.isascii()
     assert out
 
@@ -172,7 +171,12 @@ NESTED_INTERRUPT = BaseExceptionGroup("", [KeyboardInterrupt()])
         (UsageError("x: wrong\n  like this"), 2, "overlap: x: wrong; like this\n"),
         (KeyboardInterrupt(), 130, "overlap: interrupted\n"),
         (BaseExceptionGroup("", [ValueError(), NESTED_INTERRUPT]), 130, "overlap: interrupted\n"),
-        (StallError(2.0, ["rank 0: x"]), 1, "overlap: the world did not finish within timeout_s=2\n  rank 0: x\n"),
+        (
+            StallError(2.0, ["rank 0: x"]),
+            1,
+            "overlap: the world did not finish within timeout_s=2; raise timeout_s if the program is only slow\n"
+            "  rank 0: x\n",
+        ),
         (SystemExit(None), 0, ""),
         (SystemExit(3), 3, ""),
         (SystemExit(256), 0, ""),
@@ -340,61 +344,59 @@ overlap.run(main, ranks=2)
 """
 
 
-def _python(program, *, env=None):
-    return subprocess.run([sys.executable, program], capture_output=True, text=True, env={**os.environ, **(env or {})})
+@pytest.fixture
+def python(tmp_path):
+    """Return a function that runs a program with Python itself, as `train.py`."""
+
+    def run(text, **variables):
+        (tmp_path / "train.py").write_text(text)
+        command, environ = [sys.executable, tmp_path / "train.py"], os.environ | variables
+        return subprocess.run(command, capture_output=True, text=True, env=environ)
+
+    return run
 
 
 @pytest.mark.slow
-def test_python_reports_as_the_command_does(tmp_path, overlap):
-    program = tmp_path / "train.py"
-    program.write_text(_PROGRAM)
-    _, _, told = overlap("run", str(program))
-    plain = _python(program)
+def test_python_reports_as_the_command_does(python, tmp_path, overlap):
+    plain = python(_PROGRAM)
+    _, _, told = overlap("run", str(tmp_path / "train.py"))
     assert (plain.returncode, plain.stderr) == (1, told)
     assert told.splitlines()[-1] == "overlap: rank 1 failed at train.py:6: ValueError: no data"
     assert not any("world.py" in line or "trio" in line for line in told.splitlines())
 
 
-def test_python_ends_by_an_interrupt_as_any_program_does(tmp_path):
-    program = tmp_path / "train.py"
-    program.write_text(
+def test_python_ends_by_an_interrupt_as_any_program_does(python):
+    ended = python(
         "import signal, overlap\n\nasync def main(rank):\n    signal.raise_signal(signal.SIGINT)\n"
         "    await rank.barrier()\n\noverlap.run(main, ranks=1)\n"
     )
-    ended = _python(program)
     assert (ended.returncode, ended.stderr.splitlines()[0]) == (-signal.SIGINT, "overlap: interrupted")
 
 
 @pytest.mark.slow
-def test_all_frames_are_shown_where_they_are_asked_for(tmp_path):
-    program = tmp_path / "train.py"
-    program.write_text(_PROGRAM)
-    full = _python(program, env={"OVERLAP_TRACEBACK": "full"}).stderr
+def test_all_frames_are_shown_where_they_are_asked_for(python):
+    full = python(_PROGRAM, OVERLAP_TRACEBACK="full").stderr
     assert "world.py" in full
     assert full.splitlines()[-1] == "overlap: rank 1 failed at train.py:6: ValueError: no data"
 
 
-def test_a_mistake_in_a_call_is_one_line(tmp_path):
-    program = tmp_path / "train.py"
-    program.write_text(_PROGRAM.replace("ranks=2", "ranks=0"))
-    told = _python(program).stderr
+def test_a_mistake_in_a_call_is_one_line(python):
+    told = python(_PROGRAM.replace("ranks=2", "ranks=0")).stderr
     assert told.endswith("train.py:9: ranks: expected a positive integer, got 0\n")
     assert len(told.splitlines()) == 1
 
 
 @pytest.mark.everyday(1)
 @pytest.mark.parametrize("raises", ["1 / 0", "raise KeyboardInterrupt"])
-def test_errors_of_the_program_alone_are_shown_as_ever(tmp_path, raises):
-    program = tmp_path / "train.py"
-    program.write_text(_PROGRAM.replace("overlap.run(main, ranks=2)", f"overlap.run(main, ranks=1)\n{raises}"))
-    assert _python(program).stderr.startswith("Traceback (most recent call last):")
+def test_errors_of_the_program_alone_are_shown_as_ever(python, raises):
+    text = _PROGRAM.replace("overlap.run(main, ranks=2)", f"overlap.run(main, ranks=1)\n{raises}")
+    assert python(text).stderr.startswith("Traceback (most recent call last):")
 
 
 @pytest.mark.slow
-def test_a_hook_of_the_program_stays(tmp_path):
-    program = tmp_path / "train.py"
-    program.write_text(f"import sys\nsys.excepthook = lambda *_: print('mine', file=sys.stderr)\n{_PROGRAM}")
-    assert _python(program).stderr == "mine\n"
+def test_a_hook_of_the_program_stays(python):
+    hook = "import sys\nsys.excepthook = lambda *_: print('mine', file=sys.stderr)\n"
+    assert python(hook + _PROGRAM).stderr == "mine\n"
 
 
 # -- help --------------------------------------------------------------------------------------------------------

@@ -29,7 +29,8 @@ FILES = {
     "train.py": BARRIER,
     "work.py": f"1 / 0\n{BARRIER}",
 }
-# A line of a shell, and how the message begins; "..." is any beginning, and "$" the end. LONG is a name too long.
+# A line of a shell, and how the message begins; "..." is any beginning, and "$" the end. LONG is a name too
+# long, DIGITS a number that no float holds.
 TABLE = r"""
 $ overlap runn
 'runn' is not a command (did you mean run?); KNOWN
@@ -40,7 +41,7 @@ run: argument --nnodes: expected a positive integer, got '0'
 $ overlap run --engine dask x.py
 run: argument --engine: expected ray, got 'dask'
 $ overlap run --node-rank 0 x.py
---node-rank needs --nnodes and --rdzv-endpoint, the same for all hosts
+--node-rank: --nnodes and --rdzv-endpoint must be given too, the same for all hosts
 $ overlap run --nnodes 2 --rdzv-endpoint a:1 --node-rank 2 x.py
 --node-rank: expected less than --nnodes 2, got 2
 $ overlap run --nnodes 2 --rdzv-endpoint a:1 --node-rank 1 x.py
@@ -68,11 +69,11 @@ $ overlap run --processes 2 --log-dir x.py x.py
 $ overlap run --processes 2 --rails eth0, x.py
 run: argument --rails: expected a positive number, or
 $ overlap run --tls-cert x.py x.py
-TLS needs three files: --tls-cert, --tls-key, --tls-ca
+TLS needs three files: --tls-cert, --tls-key, --tls-ca; given: --tls-cert x.py; missing: --tls-key, --tls-ca$
 $ overlap run --tls-cert x.py --tls-key none --tls-ca x.py x.py
 --tls-key: none: there is no such
 $ overlap run --processes 2 --transport mpi x.py
-...--transport: 'mpi' is unknown; known are auto, efa, neuronlink, shared_memory, sockets
+...--transport: 'mpi' is an unknown transport; known are auto, efa, neuronlink, shared_memory, sockets
 $ overlap run
 run: name a SCRIPT, or -m MODULE (`overlap run --help` explains)
 $ overlap run none.py
@@ -100,7 +101,7 @@ algorithm: 'nosuch' is unknown; known are direct
 $ overlap run --trace sub x.py
 --trace: sub is a directory; name a file in it
 $ overlap run --trace /nowhere/a.json x.py
---trace: cannot write into /nowhere
+--trace: there is no folder /nowhere; make it
 $ overlap run --nnode=2 x.py
 ...; did you mean --nnodes? (
 $ overlap run --checksum x.py
@@ -128,7 +129,7 @@ $ overlap simulate --cluster trn1.32xlarge --ranks 33 train.py
 $ overlap simulate --cluster trn2.48xlarge --lnc 3 train.py
 ...trn2.48xlarge: lnc: expected 2 or 1, found 3
 $ overlap simulate --cluster 'trn2.48xlarge x2' --nodes 3 train.py
-...nodes is given twice: 2 and 3; give it once
+...nodes: the cluster's name says 2, the argument 3; give it once
 $ overlap simulate --cluster trn1.32xlarge --ranks 8 --efficiency 1.5 train.py
 ...efficiency: expected more than 0, at most 1, got 1.5
 $ overlap simulate --cluster trn1.32xlarge --ranks 8 --dtype int4 train.py
@@ -183,10 +184,24 @@ $ overlap bench barrier
 bench: argument OP: invalid choice: 'barrier'
 $ overlap bench allr -b 4000000T
 --maxbytes: inputs and results on 2 ranks need 1.6e+07 TiB, this machine has
+$ overlap bench allr -b 8 -n 99999999999999999999
+--iters: expected at most 1000000, got 99999999999999999999$
+$ overlap bench allr -b 8 -w 99999999999999999999
+--warmup_iters: expected at most 1000000, got 99999999999999999999$
+$ overlap bench allr -b DIGITS
+--minbytes: '9999
+$ overlap plan 1f1b --ranks 99999999999999999999
+--ranks, --microbatches, --chunks: expected ranks * (ranks + microbatches) * chunks up to 1048576, got 100000000
+$ overlap plan 1f1b --microbatches 99999999999999999999
+--ranks, --microbatches, --chunks: expected ranks * (ranks + microbatches) * chunks up to 1048576, got 400000000
+$ overlap plan interleaved-1f1b --chunks 99999999999999999999
+--ranks, --microbatches, --chunks: expected ranks * (ranks + microbatches) * chunks up to 1048576, got 4799999
+$ overlap plan all_reduce --cluster trn1.32xlarge --bytes DIGITS
+--bytes: '9999
 $ overlap plan 1f1b --bytes 1M
 --bytes: only of a collective; 1f1b is a schedule$
 $ overlap plan all_reduce
---bytes: needed for the plan of a collective$
+--bytes: is missing; pass the size of the data, such as --bytes 64MB$
 $ overlap plan nosuch
 SUBJECT: 'nosuch' is no file, no collective (all_reduce,
 $ overlap plan all_reduc
@@ -234,7 +249,7 @@ def test_a_command_line_is_refused(overlap, script, monkeypatch, line):
     for name, text in FILES.items():
         script(text, name)
     monkeypatch.setattr(measuring, "measure_case", None)
-    _, _, *words = shlex.split(line.replace("LONG", "x" * 65))
+    _, _, *words = shlex.split(line.replace("LONG", "x" * 65).replace("DIGITS", "9" * 400))
     code, out, err = overlap(*words)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
@@ -250,7 +265,7 @@ def test_a_command_line_is_refused(overlap, script, monkeypatch, line):
 
 def parser_of(command):
     parser = Parser(f"overlap {command}")
-    import_module(f"overlap.cli.{command}").fill(parser)
+    import_module(f"overlap.cli.{command}").add_arguments(parser)
     return parser
 
 
@@ -297,6 +312,7 @@ def test_a_second_spelling_is_refused(overlap, argv):
 
 
 def test_ranks_of_a_group_are_refused_with_the_option_that_names_them(overlap):
-    told = "overlap: --ranks: of a collective name the ranks of its group: --group 0-3\n"
+    told = "overlap: --ranks: is for schedules only; for a collective pass --group 0-3\n"
     words = ("plan", "all_reduce", "--bytes", "8", "--cluster", "local")
     assert overlap(*words, "--ranks", "0-3") == (2, "", told)
+    assert overlap(*words, "--ranks", "4") == (2, "", told)

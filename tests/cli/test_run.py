@@ -24,6 +24,8 @@ async def main(rank):
 if __name__ == "__main__":
     print(*overlap.run(main, ranks=2), *sys.argv)
 """
+QUIET_WORLD = WORLD.replace("print(", "str((").replace("sys.argv)", "sys.argv))")
+FAILING = "import overlap\nasync def main(rank):\n    raise ValueError('bad')\noverlap.run(main, ranks=1)"
 
 
 def test_the_command_line_wins_over_the_program(overlap, script):
@@ -122,6 +124,7 @@ def test_ctrl_c_while_a_process_still_imports_is_told_by_nobody_but_its_launcher
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
+NO_RANKS = "ranks: expected a positive integer, got 0"
 GONE = """
 import overlap
 async def main(rank):
@@ -136,11 +139,7 @@ overlap.run(main, ranks=2)
     ("program", "code", "last"),
     [
         (GONE, 1, "overlap: rank 1 failed at train.py:6: ValueError: no"),
-        (
-            "import overlap\noverlap.run(print, ranks=0)",
-            2,
-            "overlap: {path}:2: ranks: expected a positive integer, got 0",
-        ),
+        ("import overlap\noverlap.run(print, ranks=0)", 2, f"overlap: {{path}}:2: {NO_RANKS}"),
     ],
 )
 def test_a_current_folder_that_is_gone_hides_no_error(overlap, script, tmp_path, monkeypatch, program, code, last):
@@ -171,7 +170,7 @@ def test_a_process_that_the_system_does_not_start_is_one_line(overlap, script, m
 
 
 @pytest.mark.slow
-def test_processes_are_one_node_and_share_its_ranks(process, script):
+def test_processes_are_one_node_and_share_its_ranks(ran, script):
     """One process a rank, on a cluster whose nodes have more: a node for each would be no such machine."""
     program = script(
         "import os, numpy, overlap\n"
@@ -180,9 +179,10 @@ def test_processes_are_one_node_and_share_its_ranks(process, script):
         "    print(rank.rank, len(set(pids.tolist())), rank.world_size)\n"
         "overlap.run(main)\n"
     )
-    run = process("run", "--ranks", "4", "--processes", "2", "--cluster", "trn1.32xlarge", "--no-prefix", program)
-    out, err = run.communicate(timeout=60)
-    assert (run.returncode, err) == (0, "")
+    code, out, err = ran(
+        "run", "--ranks", "4", "--processes", "2", "--cluster", "trn1.32xlarge", "--no-prefix", program
+    )
+    assert (code, err) == (0, "")
     assert sorted(out.splitlines()) == [f"{rank} 2 4" for rank in range(4)]
 
 
@@ -206,10 +206,9 @@ overlap.run(main, ranks=4)
 
 
 @pytest.mark.slow
-def test_processes_of_one_host_stand_for_the_hosts_that_the_cluster_names(process, script):
-    run = process("run", "--processes", "2", "--cluster", "local x2", "--no-prefix", script(HOSTS))
-    out, err = run.communicate(timeout=60)
-    assert (run.returncode, err) == (0, "")
+def test_processes_of_one_host_stand_for_the_hosts_that_the_cluster_names(ran, script):
+    code, out, err = ran("run", "--processes", "2", "--cluster", "local x2", "--no-prefix", script(HOSTS))
+    assert (code, err) == (0, "")
     assert sorted(out.splitlines()) == ["0 0 0", "1 0 1", "2 1 0", "3 1 1"]
 
 
@@ -228,7 +227,7 @@ def test_the_words_of_torchrun_start_the_processes_of_each_host(process, script)
 
 @pytest.mark.slow
 def test_a_node_that_waits_for_others_says_so_and_that_it_has_joined(process, script):
-    program = script(WORLD.replace("print(", "str((").replace("sys.argv)", "sys.argv))"))
+    program = script(QUIET_WORLD)
     endpoint = f"127.0.0.1:{free_port()}"
     start = ("run", "--nnodes", "2", "--rdzv-endpoint", endpoint, "--no-prefix", "--node-rank")
     second = process(*start, "1", program)
@@ -241,10 +240,9 @@ def test_a_node_that_waits_for_others_says_so_and_that_it_has_joined(process, sc
 
 
 @pytest.mark.slow
-def test_the_program_says_how_many_ranks_are_spread_over_processes(process, script):
-    run = process("run", "--processes", "2", "--no-prefix", script(SIZES))
-    out, err = run.communicate(timeout=60)
-    assert (run.returncode, err) == (0, "")
+def test_the_program_says_how_many_ranks_are_spread_over_processes(ran, script):
+    code, out, err = ran("run", "--processes", "2", "--no-prefix", script(SIZES))
+    assert (code, err) == (0, "")
     assert sorted(out.splitlines()) == sorted(
         f"{rank} {rank} {size} {size}" for size in (4, 2, 6) for rank in range(size)
     )
@@ -256,22 +254,19 @@ def test_one_process_has_as_many_ranks_as_its_program_says(overlap, script):
 
 
 @pytest.mark.slow
-def test_ranks_of_a_program_that_processes_cannot_share_are_refused(process, script):
+def test_ranks_of_a_program_that_processes_cannot_share_are_refused(ran, script):
     program = script(SIZES)
-    run = process("run", "--processes", "3", "--no-prefix", program)
-    out, err = run.communicate(timeout=60)
-    assert (run.returncode, out, err) == (2, "", (
+    assert ran("run", "--processes", "3", "--no-prefix", program) == (2, "", (
         f"overlap: {program}:6: ranks: 4 ranks cannot be divided among --processes 3; set another number by --ranks\n"
     ))  # fmt: skip
 
 
 @pytest.mark.slow
-def test_a_lost_process_is_named_with_the_ranks_that_the_program_says(process, script):
+def test_a_lost_process_is_named_with_the_ranks_that_the_program_says(ran, script):
     program = "import os, overlap\nasync def main(rank):\n    await rank.barrier()\n    if rank.rank == 2:\n"
     program += "        os._exit(3)\n    await rank.barrier()\noverlap.run(main, ranks=4)\n"
-    run = process("run", "--processes", "2", "--no-prefix", script(program))
-    err = run.communicate(timeout=60)[1]
-    assert run.returncode == 3
+    code, _, err = ran("run", "--processes", "2", "--no-prefix", script(program))
+    assert code == 3
     assert "process 1 (ranks 2-3, pid " in err
 
 
@@ -308,18 +303,14 @@ def test_a_trace_stays_where_it_was_asked_for(overlap, script, tmp_path):
 
 
 def test_a_failed_run_tells_its_trace_before_the_error(overlap, script):
-    body = "import overlap\nasync def main(rank):\n    raise ValueError('bad')\noverlap.run(main, ranks=1)"
-    code, _, err = overlap("run", "--trace", "a.json", script(body))
+    code, _, err = overlap("run", "--trace", "a.json", script(FAILING))
     assert code == 1
     assert err.startswith("overlap: trace in a.json; look at it with")
     assert err.endswith("overlap: rank 0 failed at train.py:3: ValueError: bad\n")
 
 
-def test_a_trace_goes_down_a_pipe(process, script):
-    child = process(
-        "run", "--trace", "/dev/stdout", script(WORLD.replace("print(", "str((").replace("sys.argv)", "sys.argv))"))
-    )
-    out, err = child.communicate()
+def test_a_trace_goes_down_a_pipe(ran, script):
+    _, out, err = ran("run", "--trace", "/dev/stdout", script(QUIET_WORLD))
     assert err.startswith("overlap: trace in /dev/stdout; ")
     assert json.loads(out)[0]["args"]["world_size"] == 2
 
@@ -327,7 +318,7 @@ def test_a_trace_goes_down_a_pipe(process, script):
 def test_bad_settings_are_told_by_the_name_under_which_they_were_given(overlap, script, monkeypatch):
     program = script(WORLD)
     for name, value, told in (
-        ("TRACE", "/nonexist/x", "OVERLAP_TRACE: cannot write into /nonexist"),
+        ("TRACE", "/nonexist/x", "OVERLAP_TRACE: there is no folder /nonexist; make it"),
         ("CLUSTER", "nix", "OVERLAP_CLUSTER: unknown cluster 'nix'; known: "),
         ("ALGORITHM", "nix", "algorithm: 'nix' is unknown; known are "),
     ):
@@ -413,16 +404,13 @@ def test_a_package_that_lacks_an_import_is_not_called_missing(overlap, script):
 # -- as processes ------------------------------------------------------------------------------------------------
 
 
-def test_streams_and_exit_code_of_a_process(process, script):
-    child = process("run", "--ranks", "4", script(WORLD), FORCE_COLOR="1")
-    assert (*child.communicate(), child.returncode) == ("4 4 4 4 train.py\n", "", 0)
+def test_streams_and_exit_code_of_a_process(ran, script):
+    assert ran("run", "--ranks", "4", script(WORLD), FORCE_COLOR="1") == (0, "4 4 4 4 train.py\n", "")
 
 
-def test_no_escape_sequences_in_failures(process, script):
-    body = "import overlap\nasync def main(rank):\n    raise ValueError('bad')\noverlap.run(main, ranks=1)"
-    child = process("run", script(body), NO_COLOR="1")
-    out, err = child.communicate()
-    assert (child.returncode, out) == (1, "")
+def test_no_escape_sequences_in_failures(ran, script):
+    code, out, err = ran("run", script(FAILING), NO_COLOR="1")
+    assert (code, out) == (1, "")
     assert "\x1b" not in err
 
 
@@ -470,6 +458,11 @@ overlap.run(main)
 """
 
 
+def timeless(err):
+    """Return output without the folder of the program, and without how long ranks have waited."""
+    return re.sub(r"( at |\()\S*train.py", r"\1train.py", re.sub(r"has waited \d+ s for", "waits for", err))
+
+
 def interrupted(child):
     """Interrupt a program once all of its ranks wait; returns what it says then, without times and folders."""
     while "Ctrl-C ends it" not in child.stderr.readline():
@@ -477,8 +470,7 @@ def interrupted(child):
     child.send_signal(signal.SIGINT)
     _, err = child.communicate()
     assert child.returncode == 130
-    waited = re.sub(r"\(\S*train.py", "(train.py", re.sub(r"has waited \d+ s for", "waits for", err))
-    lines = re.sub(r" at \S*train.py", " at train.py", waited).splitlines()
+    lines = timeless(err).splitlines()
     return lines[lines.index("overlap: interrupted") :]  # a slow computer may tell of the stall once more before
 
 
@@ -518,14 +510,10 @@ overlap.run(main)
 
 
 @pytest.mark.slow
-def test_a_process_whose_loop_is_busy_is_the_odd_one_out_of_a_stall(process, script):
-    child = process("run", "--processes", "2", "--stall-warning", "2", script(BUSY))
-    _, err = child.communicate()
-    assert child.returncode == 0, err
-    told = re.sub(r" at \S*train.py", " at train.py", re.sub(r"for [\d.]+ s at", "for N s at", err))
-    busy, *stall = re.sub(
-        r"\(\S*train.py", "(train.py", re.sub(r"has waited \d+ s for", "waits for", told)
-    ).splitlines()
+def test_a_process_whose_loop_is_busy_is_the_odd_one_out_of_a_stall(ran, script):
+    code, _, err = ran("run", "--processes", "2", "--stall-warning", "2", script(BUSY))
+    assert code == 0, err
+    busy, *stall = re.sub(r"for [\d.]+ s at", "for N s at", timeless(err)).splitlines()
     assert busy == (
         "[process 1] overlap: rank 1 has kept the event loop busy for N s at train.py:7; nothing else of it goes on; "
         "rank.compute or trio.to_thread would take that work off the loop; awaited at once, it still makes the others "
@@ -557,12 +545,10 @@ overlap.run(main)
 
 
 @pytest.mark.slow
-def test_a_time_out_tells_of_a_node_that_computes_before_it_waits_for_it(process, script):
-    child = process("run", "--processes", "2", "--timeout", "1", script(COMPUTING))
-    _, err = child.communicate()
-    assert child.returncode == 1, err
-    told = re.sub(r"\(\S*train.py", "(train.py", re.sub(r"has waited \d+ s for", "waits for", err))
-    lines = re.sub(r"has run \d+ s", "runs", told).splitlines()
+def test_a_time_out_tells_of_a_node_that_computes_before_it_waits_for_it(ran, script):
+    code, _, err = ran("run", "--processes", "2", "--timeout", "1", script(COMPUTING))
+    assert code == 1, err
+    lines = re.sub(r"has run \d+ s", "runs", timeless(err)).splitlines()
     assert (
         "[process 1] overlap: waiting for compute 'tokenise' (train.py:10) of rank 1 to return: "
         "a function cannot be interrupted"
@@ -570,7 +556,7 @@ def test_a_time_out_tells_of_a_node_that_computes_before_it_waits_for_it(process
     first = lines.index(
         "overlap: the world did not finish within timeout_s=1: "
         "rank 1 has not come: it computes 'tokenise' (train.py:10); rank 0 waits for it in barrier #1 of group 'world' "
-        "(train.py:11)"
+        "(train.py:11); raise timeout_s if the program is only slow"
     )
     assert lines[first + 1 : first + 3] == [
         "  rank 0: barrier #1 of group 'world' (train.py:11); waits for rank 1",
@@ -599,6 +585,13 @@ def test_python_names_a_file_with_the_name_of_a_package_of_ours(script, tmp_path
     python = subprocess.run([sys.executable, *command], cwd=tmp_path, env=environ, capture_output=True, text=True)
     message = f"{kind}: {tmp_path / 'topology.py'} hides the package topology, which overlap needs: rename it"
     assert (python.returncode, python.stderr.splitlines()[-1]) == (1, message)
+
+
+def test_a_program_in_a_clone_is_to_be_moved(overlap, script, tmp_path):
+    script("", "topology/__init__.py")
+    (tmp_path / "overlap").mkdir()
+    line = f"overlap: run: {tmp_path / 'topology'} hides the package topology, which overlap needs: "
+    assert overlap("run", script("1")) == (2, "", f"{line}move the program out of that clone of overlap\n")
 
 
 def test_a_folder_without_code_hides_nothing(overlap, script, tmp_path):

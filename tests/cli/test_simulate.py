@@ -8,9 +8,9 @@ from itertools import count
 import pytest
 
 from overlap.cli.simulate import simulation
-from overlap.cli.simulate.page import exact
+from overlap.cli.simulate.page import format_exact
 from overlap.cost.select import plan
-from overlap.simulation import Profile
+from overlap.simulation.compute_cost import Profile
 from overlap.timeline import read_trace
 from topology import cluster
 
@@ -37,8 +37,8 @@ MS = 10**6
 WHERE = ("--cluster", "trn1.32xlarge", "--ranks", "8")
 
 
-def all_reduce_ns(nbytes=1 << 22, name="trn1.32xlarge", ranks=8, **how):
-    return round(plan("all_reduce", nbytes, cluster(name, ranks=ranks), **how).predicted_s * 1e9)
+def all_reduce_ns(name="trn1.32xlarge", ranks=8, **how):
+    return round(plan("all_reduce", 1 << 22, cluster(name, ranks=ranks), **how).predicted_s * 1e9)
 
 
 @pytest.fixture
@@ -72,12 +72,12 @@ trn1.32xlarge, 8 ranks, virtual time
                   bandwidth; Peer Direct; no jitter, no
                   stragglers, no slow wires; compute and
                   communication do not slow each other down
-  step time       {exact(step_ns)}, the median one of 3 (step 1),
+  step time       {format_exact(step_ns)}, the median one of 3 (step 1),
                   of rank 0, the longest
     compute       2.000000 ms
-    communication {exact(2 * comm_ns)}
-      hidden      {exact(comm_ns)}, overlap ratio 50.0%
-      exposed     {exact(comm_ns)}, {comm_ns / step_ns:.1%} of the step
+    communication {format_exact(2 * comm_ns)}
+      hidden      {format_exact(comm_ns)}, overlap ratio 50.0%
+      exposed     {format_exact(comm_ns)}, {comm_ns / step_ns:.1%} of the step
     idle          0.000000 ms
   extrapolated    1 of 1 kinds of communication: all_reduce
                   of 4 MiB float32 on 8 ranks
@@ -203,11 +203,13 @@ def test_what_goes_wrong_is_told_and_how_to_see_it_again(overlap, script):
     code, out, _ = overlap("simulate", "--fault-seed", "3", script(text))
     assert code == 0
     told = " ".join(line.strip() for line in out.splitlines())
-    assert "; things go wrong as Faults(seed=3, loss=0.0, death=0.0) wants it; compute and" in told
+    assert "; faults are planned by Faults(seed=3, loss=0.0, death=0.0); compute and" in told
     code, _, err = overlap("simulate", "--fault-seed", "3", script(text.replace("death=0.0", "death=1.0")))
     assert code == 1
     *_, last, again = err.splitlines()
-    assert re.match(r"overlap: rank \d failed: PeerLostError: rank \d died at .*, as Faults\(seed=3, loss=0", last)
+    assert re.match(
+        r"overlap: rank \d failed: PeerLostError: rank \d died at .*, planned by Faults\(seed=3, loss=0", last
+    )
     assert again == "  the same again: clock=overlap.Virtual(faults=overlap.Faults(seed=3, loss=0.0, death=1.0))"
 
 

@@ -26,6 +26,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("OVERLAP_FLIGHT_DIR", str(tmp_path / "records"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.argv", ["train.py"])  # that of `python -m pytest` takes several lines of a list
     return tmp_path / "records"
 
 
@@ -55,7 +56,7 @@ def test_top_lists_the_worlds_that_run(capsys):
     text = while_it_runs(lambda: said(capsys, "top"))
     heads, row = text.splitlines()
     assert heads.split()[:2] == ["job", "program"]
-    assert row.split()[-5:-2] + row.split()[-1:] == ["2", "1", "3", str(os.getpid())]  # ranks, processes, step
+    assert row.split()[2:5] + row.split()[-1:] == ["2", "1", "3", str(os.getpid())]  # ranks, processes, step
     assert said(capsys, "top") == "no world of yours runs on this host\n"
 
 
@@ -110,7 +111,9 @@ def test_who_is_no_job_is_told_in_one_line():
 
 def test_the_place_of_a_job_elsewhere_is_refused_with_what_shows_it(capsys):
     assert main(["top", "node1:29500"]) == 2
-    assert "the ranks of a job are seen on the host where they run: ssh node1 overlap top" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "JOB: expected the name of a job on this host, got the address 'node1:29500'; " in error
+    assert "its ranks are seen on the host where they run: ssh node1 overlap top" in error
 
 
 def test_the_list_has_names_that_can_be_copied(capsys, monkeypatch):
@@ -120,7 +123,7 @@ def test_the_list_has_names_that_can_be_copied(capsys, monkeypatch):
     def job():
         world = find_world(None)
         world.close()
-        return world.about.job
+        return world.start.job
 
     assert len(text.splitlines()[1].split()[0]) == len(while_it_runs(job))
     assert all(len(line) <= 80 for line in text.splitlines())
@@ -144,7 +147,7 @@ def test_jobs_of_one_program_are_listed(monkeypatch):
         worlds = find_running_worlds()
         for world in worlds:
             world.close()
-        return [world.about.job for world in worlds]
+        return [world.start.job for world in worlds]
 
     first, second = while_it_runs(lambda: while_it_runs_too(lambda: jobs()))
     assert first != second

@@ -13,9 +13,9 @@ from overlap.collectives.slicing import (
     LONGEST_BYTES,
     MOST_SLICES,
     SLICE_BYTES,
-    in_slices,
-    message_bytes,
+    longest_message_bytes,
     slice_count,
+    slice_long_messages,
     slice_rows,
 )
 from overlap.collectives.uneven import block_starts, make_uneven, row_lengths
@@ -250,8 +250,8 @@ def test_slices_give_the_same_results(collective, algorithm, size, slices):
 def test_rows_of_different_lengths_are_cut_at_the_same_places(collective, algorithm, size):
     whole = generate(collective, algorithm, size)
     nbytes = 4 * SLICE_BYTES * max(whole.blocks[:2]) * whole.slots_per_block
-    schedule = in_slices(whole, nbytes)
-    assert message_bytes(schedule, nbytes) == SLICE_BYTES
+    schedule = slice_long_messages(whole, nbytes)
+    assert longest_message_bytes(schedule, nbytes) == SLICE_BYTES
     check(schedule)
 
 
@@ -269,7 +269,7 @@ def test_a_slice_is_passed_on_as_soon_as_it_has_come():
 
 def test_long_messages_from_which_something_follows_are_sliced():
     ring = generate("all_reduce", "ring", 4)
-    assert message_bytes(ring, 4 * SLICE_BYTES) == SLICE_BYTES
+    assert longest_message_bytes(ring, 4 * SLICE_BYTES) == SLICE_BYTES
     assert [slice_count(ring, n * 4 * SLICE_BYTES) for n in (0, 1, 2, 3, 9)] == [1, 1, 2, 3, MOST_SLICES]
     assert slice_count(ring, 4 * 25 * LONGEST_BYTES) == 25
     assert slice_count(generate("all_gather", "ring", 2), 100 * SLICE_BYTES) == 1  # one message each, and that was all

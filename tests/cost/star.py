@@ -1,7 +1,5 @@
 """A network that is no machine's: every rank has one duplex port of a switch. For closed forms and oracles."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

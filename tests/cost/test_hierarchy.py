@@ -9,13 +9,16 @@ import topology
 from overlap.collectives import generate
 from overlap.collectives.placement import place
 from overlap.collectives.proof import verify
-from overlap.cost import IDEAL, CostParameters, Resolution, cost, on, rounds
+from overlap.cost.clocks import Resolution, cost
 from overlap.cost.composed import rooted_options, two_level_options
 from overlap.cost.flat import PlanRequest
 from overlap.cost.geometry import Geometry
-from overlap.cost.pipeline import apart, in_slices_s
+from overlap.cost.parameters import IDEAL, CostParameters
+from overlap.cost.pipeline import in_slices_s
+from overlap.cost.placed import place_rounds
+from overlap.cost.rounds import read_rounds
 
-from .closed_forms import closed_form
+from .closed_forms import apart, closed_form
 from .star import Star
 
 # -- two levels: pipelined phases, and that they cost what their table costs -------------------------------------------
@@ -48,8 +51,8 @@ def test_in_one_piece_it_costs_what_its_table_costs(collective):
     same = 0
     for option in found:
         inside, between = option.detail.split(" inside nodes, ")
-        table = rounds(option.schedule(1))
-        whole = cost(on(placement, table), 128e6).total_s
+        table = read_rounds(option.schedule(1))
+        whole = cost(place_rounds(placement, table), 128e6).total_s
         phases = sum(part.total_s(128e6) for part in option.parts)
         assert table.steps == option.steps, option.detail
         assert whole <= phases * (1 + 1e-12), option.detail
@@ -127,9 +130,9 @@ def test_blocks_and_roots_have_levels_too(collective, root):
         verify(table)
         verify(option.schedule(3))
         assert (table.collective, table.size) == (collective, 16)
-        asked = rounds(table)
+        asked = read_rounds(table)
         assert asked.steps == option.steps, option.detail
-        whole, phases = cost(on(placement, asked), 128e6).total_s, sum(p.total_s(128e6) for p in option.parts)
+        whole, phases = cost(place_rounds(placement, asked), 128e6).total_s, sum(p.total_s(128e6) for p in option.parts)
         if collective in ("all_to_all", "gather", "scatter"):
             assert whole == pytest.approx(phases, rel=1e-12), option.detail
 
@@ -144,9 +147,9 @@ def test_handing_out_and_gathering(collective):
         table = option.schedule(1)
         verify(table)
         verify(option.schedule(3))
-        asked = rounds(table)
+        asked = read_rounds(table)
         assert asked.steps == option.steps
-        whole, phases = cost(on(placement, asked), 128e6).total_s, sum(p.total_s(128e6) for p in option.parts)
+        whole, phases = cost(place_rounds(placement, asked), 128e6).total_s, sum(p.total_s(128e6) for p in option.parts)
         assert whole <= phases * (1 + 1e-12), option.detail
         same += whole == pytest.approx(phases, rel=1e-12)
     assert same
@@ -197,7 +200,9 @@ def test_equal_to_the_closed_form(collective, algorithm, sizes, gamma_s):
             start_s=(("ethernet", ALPHA_S),), reduction_s_per_byte=gamma_s, reduction_overlaps=False
         )
         star = Star(size, latency_s=0.0, bytes_per_s=BYTES_PER_S)
-        found = cost(on(star, rounds(generate(collective, algorithm, size)), parameters=parameters), nbytes)
+        found = cost(
+            place_rounds(star, read_rounds(generate(collective, algorithm, size)), parameters=parameters), nbytes
+        )
         expected_s = closed_form(collective, algorithm, size).total_s(
             nbytes, alpha_s=ALPHA_S, beta_s_per_byte=1 / BYTES_PER_S, gamma_s_per_byte=gamma_s
         )
@@ -207,16 +212,19 @@ def test_equal_to_the_closed_form(collective, algorithm, sizes, gamma_s):
 @pytest.mark.parametrize("algorithm", ["ring", "mesh", "rdh"])
 def test_latency_of_wires_is_alpha_too_where_nothing_is_pipelined(algorithm):
     star = Star(8, latency_s=ALPHA_S, bytes_per_s=BYTES_PER_S)
-    found = cost(on(star, rounds(generate("all_reduce", algorithm, 8))), 800_000)
+    found = cost(place_rounds(star, read_rounds(generate("all_reduce", algorithm, 8))), 800_000)
     form = closed_form("all_reduce", algorithm, 8)
     assert ticks(found.total_s) == ticks(form.total_s(800_000, alpha_s=ALPHA_S, beta_s_per_byte=1 / BYTES_PER_S))
 
 
 def test_a_reducer_that_keeps_up_costs_nothing_more():
     star = Star(4, latency_s=0.0, bytes_per_s=BYTES_PER_S)
-    table = rounds(generate("reduce_scatter", "ring", 4))
+    table = read_rounds(generate("reduce_scatter", "ring", 4))
     for gamma_s, expected_s in ((0.5e-9, 3e-3), (1e-9, 3e-3), (4e-9, 12e-3)):
-        assert cost(on(star, table, parameters=CostParameters(reduction_s_per_byte=gamma_s)), 4e6).total_s == expected_s
+        assert (
+            cost(place_rounds(star, table, parameters=CostParameters(reduction_s_per_byte=gamma_s)), 4e6).total_s
+            == expected_s
+        )
 
 
 PIECES = CostParameters(
@@ -232,19 +240,21 @@ def test_a_ring_that_reduces_in_pieces_hides_starts_and_latencies_behind_bytes(c
     wire_s, reducing_s, delay_s = chunk_bytes / BYTES_PER_S, 2e-9 * chunk_bytes, 3e-6 + 4e-6
     step_s = max(reducing_s, delay_s + 1e-6 + (wire_s + reducing_s) / 2)
     last_s = delay_s + reducing_s + 5e-6
-    table = rounds(generate("reduce_scatter", "ring", 4))
+    table = read_rounds(generate("reduce_scatter", "ring", 4))
     for overlaps in (True, False):  # what goes round in pieces is reduced while more arrives, in any case
-        placed = on(star, table, parameters=replace(PIECES, reduction_overlaps=overlaps))
+        placed = place_rounds(star, table, parameters=replace(PIECES, reduction_overlaps=overlaps))
         found = cost(placed, 4 * chunk_bytes, explain=True)
         alone_s = 0.0 if overlaps else wire_s  # of the last step
         assert ticks(found.total_s) == ticks(2 * step_s + last_s + alone_s)
         assert ticks(sum(asdict(found.breakdown).values())) == ticks(found.total_s)
-    gathers = on(star, rounds(generate("all_gather", "ring", 4)), parameters=PIECES)
+    gathers = place_rounds(star, read_rounds(generate("all_gather", "ring", 4)), parameters=PIECES)
     assert ticks(cost(gathers, 4 * chunk_bytes).total_s) == ticks(3 * (delay_s + wire_s))
 
 
 def test_reducing_starts_after_what_comes_in_one_message_and_behind_gaps_of_several():
     star = Star(4, latency_s=0.0, bytes_per_s=BYTES_PER_S)
-    alone, several = (rounds(generate("reduce_scatter", algorithm, 4)) for algorithm in ("rdh", "mesh"))
-    assert ticks(cost(on(star, alone, parameters=PIECES), 0).total_s) == ticks(2 * (3e-6 + 5e-6))
-    assert ticks(cost(on(star, several, parameters=PIECES), 0).total_s) == ticks(3e-6 + 2 * 1e-6 + 5e-6 - 2 * 1e-6)
+    alone, several = (read_rounds(generate("reduce_scatter", algorithm, 4)) for algorithm in ("rdh", "mesh"))
+    assert ticks(cost(place_rounds(star, alone, parameters=PIECES), 0).total_s) == ticks(2 * (3e-6 + 5e-6))
+    assert ticks(cost(place_rounds(star, several, parameters=PIECES), 0).total_s) == ticks(
+        3e-6 + 2 * 1e-6 + 5e-6 - 2 * 1e-6
+    )

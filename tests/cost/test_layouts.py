@@ -15,9 +15,11 @@ from overlap.collectives.generators.layouts import device_cube, kangarings, rela
 from overlap.collectives.generators.ring import kangaring, ring
 from overlap.collectives.placement import place
 from overlap.collectives.proof import verify
-from overlap.cost import cost, on, rounds
 from overlap.cost.candidates import list_options
+from overlap.cost.clocks import cost
 from overlap.cost.geometry import Geometry
+from overlap.cost.placed import place_rounds
+from overlap.cost.rounds import read_rounds
 from overlap.cost.select import plan
 from overlap.cost.symmetry import EqualNodes
 from overlap.errors import ScheduleError
@@ -38,7 +40,7 @@ def test_cubes_are_proved(collective, devices, each):
     schedule = READINGS[collective]("rdh", device_cube(tiles(devices, each)))
     verify(schedule)
     steps = devices.bit_length() - 1 + (each > 1)
-    assert rounds(schedule).steps == steps * (2 if collective == "all_reduce" else 1)
+    assert read_rounds(schedule).steps == steps * (2 if collective == "all_reduce" else 1)
     shuffled = np.random.default_rng(devices).permutation(devices * each).reshape(devices, each).tolist()
     verify(READINGS[collective]("rdh", device_cube(shuffled)))
 
@@ -49,8 +51,8 @@ def test_kangarings_are_proved(collective):
     orders = [(0, 1, 2, 3), (2, 0, 3, 1), (3, 2, 1, 0)]
     schedule = generate(collective, "kangaring", 8, couples=couples, orders=orders)
     verify(schedule)
-    assert rounds(schedule).steps == 4 * (2 if collective == "all_reduce" else 1)
-    assert rounds(schedule).sent_share == (7 / 8) * (2 if collective == "all_reduce" else 1)
+    assert read_rounds(schedule).steps == 4 * (2 if collective == "all_reduce" else 1)
+    assert read_rounds(schedule).sent_share == (7 / 8) * (2 if collective == "all_reduce" else 1)
 
 
 @pytest.mark.parametrize("slices", [1, 3])
@@ -106,7 +108,7 @@ def test_a_ring_of_two_ranks_is_the_same_both_ways(ranks, directions):
 def test_all_wires_work_in_every_step_of_a_cube():
     machine = topology.cluster("trn2.48xlarge")
     placement, devices = place(machine), Geometry(cluster=machine, ranks=tuple(range(64))).devices
-    across = on(placement, rounds(READINGS["all_gather"]("rdh", device_cube(devices)))).placed_rounds[:4]
+    across = place_rounds(placement, read_rounds(READINGS["all_gather"]("rdh", device_cube(devices)))).placed_rounds[:4]
     for one in across:
         wires = placement.wires()
         loads = one.load_s_per_byte[wires.kind[: len(one.load_s_per_byte)] == "neuronlink"]

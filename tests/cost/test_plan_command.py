@@ -15,7 +15,7 @@ from topology import TopologyError
 def run(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     parser = Parser("overlap plan")
-    command.fill(parser)
+    command.add_arguments(parser)
 
     def run(*words):
         code = command.main(parser.parse_args(words))
@@ -126,11 +126,7 @@ def test_the_short_cut_is_priced(run):
         (("all_sum", "--bytes", "8", "--cluster", "local"), UsageError, "op: 'all_sum' is no collective"),
         (("all_reduce", "--bytes", "many", "--cluster", "local"), UsageError, "--bytes: 'many' is not a size"),
         (("all_reduce", "--bytes", "8", "--cluster", "trn9"), TopologyError, "unknown cluster 'trn9'"),
-        (
-            ("all_reduce", "--bytes", "8", "--cluster", "local", "--group", "x"),
-            TopologyError,
-            "'x' is not a list",
-        ),
+        (("all_reduce", "--bytes", "8", "--cluster", "local", "--group", "x"), TopologyError, "'x' is not a list"),
         (("all_reduce", "--bytes", "8", "--cluster", "trn1.2xlarge", "--group", "0-5"), TopologyError, "rank 2 is not"),
         (("all_reduce", "--bytes", "8", "--cluster", "trn1.32xlarge", "--group", "0-2"), TopologyError, "3 ranks"),
         (

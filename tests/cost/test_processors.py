@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 import topology
 from overlap.collectives.generators import GENERATORS, generate
 from overlap.collectives.placement import place
-from overlap.cost import on, parameters, rounds
+from overlap.cost.parameters import cost_parameters
+from overlap.cost.placed import place_rounds
+from overlap.cost.rounds import read_rounds
 from overlap.cost.select import plan
 from tests.properties import one_in
 
@@ -42,10 +44,10 @@ def desk(tmp_path):
 
 
 def work_s(machine, collective, algorithm, nbytes=0, **options):
-    placed = on(
+    placed = place_rounds(
         place(machine),
-        rounds(generate(collective, algorithm, machine.world_size, **options)),
-        parameters=parameters(machine, processes=machine.nodes, networked=True),
+        read_rounds(generate(collective, algorithm, machine.world_size, **options)),
+        parameters=cost_parameters(machine, processes=machine.nodes, networked=True),
     )
     return placed.processors_s(nbytes)
 

@@ -8,9 +8,11 @@ import pytest
 from overlap.collectives import generate
 from overlap.collectives.program import StepKind, project_all
 from overlap.collectives.schedule import Buffer, Schedule
-from overlap.cost import cost, on, rounds
+from overlap.cost.clocks import cost
 from overlap.cost.phase import PricedPhase
+from overlap.cost.placed import place_rounds
 from overlap.cost.regular import ring_rounds
+from overlap.cost.rounds import read_rounds
 
 from .star import Star
 
@@ -29,10 +31,12 @@ def assert_same(one, other):
 def test_rings_without_their_table(collective, size):
     orders = [np.random.default_rng(seed).permutation(size).tolist() for seed in range(3)]
     assert_same(
-        merged(ring_rounds(collective, orders)), merged(rounds(generate(collective, "multi_ring", size, orders=orders)))
+        merged(ring_rounds(collective, orders)),
+        merged(read_rounds(generate(collective, "multi_ring", size, orders=orders))),
     )
     assert_same(
-        merged(ring_rounds(collective, orders[:1])), merged(rounds(generate(collective, "ring", size, order=orders[0])))
+        merged(ring_rounds(collective, orders[:1])),
+        merged(read_rounds(generate(collective, "ring", size, order=orders[0]))),
     )
 
 
@@ -54,7 +58,7 @@ def merged(found):
 
 
 def test_a_ring_is_a_handful_of_rounds():
-    found = rounds(generate("all_reduce", "ring", 16))
+    found = read_rounds(generate("all_reduce", "ring", 16))
     assert [each.repeat for each in found.rounds] == [1, 14, 1, 14]
     assert found.steps == 30
     assert found.sent_share == 30 / 16
@@ -67,14 +71,14 @@ def test_steps_that_differ_in_one_column_are_rounds_of_their_own():
         row = int(np.flatnonzero(table.step == 3)[0])
         column[row] = 1 - column[row] if name == "op" else (column[row] + 2) % 6
         changed = dataclasses.replace(table, **{name: column})
-        assert len(rounds(changed).rounds) == len(rounds(table).rounds) + 2, name
+        assert len(read_rounds(changed).rounds) == len(read_rounds(table).rounds) + 2, name
 
 
 def test_groups_that_differ_make_rounds_differ():
     table = generate("all_gather", "kangaring", 8)
-    assert len(rounds(table).rounds) < table.steps
+    assert len(read_rounds(table).rounds) < table.steps
     ungrouped = np.where(table.step == 1, -1, table.group).astype(np.int32)
-    assert len(rounds(dataclasses.replace(table, group=ungrouped)).rounds) == len(rounds(table).rounds) + 1
+    assert len(read_rounds(dataclasses.replace(table, group=ungrouped)).rounds) == len(read_rounds(table).rounds) + 1
 
 
 @pytest.mark.parametrize(
@@ -88,17 +92,17 @@ def test_groups_that_differ_make_rounds_differ():
     ],
 )
 def test_touches_of_memory_for_two_ranks_and_a_chunk(collective, algorithm, per_pair):
-    middle = rounds(generate(collective, algorithm, 16)).rounds[1]
+    middle = read_rounds(generate(collective, algorithm, 16)).rounds[1]
     touched = (middle.moving + middle.adding).sum()
     received = {"ring": 16, "kangaring": 32}[algorithm]  # chunks that come in, in one step
     assert touched == per_pair * received / 2
 
 
 def test_a_fan_out_reads_once_and_a_fan_in_writes_once():
-    (out,) = rounds(generate("all_gather", "mesh", 5)).rounds
+    (out,) = read_rounds(generate("all_gather", "mesh", 5)).rounds
     assert out.moving.tolist() == [1 + 4] * 5
     assert out.local.tolist() == [2] * 5  # its own block, from IN to OUT
-    gather = rounds(generate("reduce_scatter", "mesh", 5)).rounds[0]
+    gather = read_rounds(generate("reduce_scatter", "mesh", 5)).rounds[0]
     assert gather.adding.tolist() == [4 + 2] * 5
     assert gather.added.tolist() == [4] * 5
     assert gather.local.tolist() == [0] * 5  # fused with the reduction
@@ -106,13 +110,13 @@ def test_a_fan_out_reads_once_and_a_fan_in_writes_once():
 
 def test_rows_between_two_ranks_are_one_message():
     table = generate("all_gather", "bruck", 6)
-    found = rounds(table)
+    found = read_rounds(table)
     assert [len(each.src) for each in found.rounds] == [6, 6, 6]
     assert [each.sent.tolist() for each in found.rounds] == [[1.0] * 6, [2.0] * 6, [2.0] * 6]
 
 
 def test_local_additions_are_reduced_before_anything_travels():
-    found = rounds(generate("all_reduce", "one_shot", 4))
+    found = read_rounds(generate("all_reduce", "one_shot", 4))
     assert sum(each.repeat * each.local_added[0] for each in found.rounds) == 3
     assert found.steps == 1
     assert found.sent_share == 3
@@ -123,11 +127,11 @@ def test_what_slots_are_counted_on():
     for collective in (*per_rank, "all_reduce", "broadcast", "reduce"):
         table: Schedule = generate(collective, "mesh", 3)
         expected = table.slots_per_block * (3 if collective in per_rank else 1)
-        assert rounds(table).slots == expected, collective
+        assert read_rounds(table).slots == expected, collective
 
 
 def test_copies_of_a_group():
-    inside = rounds(generate("all_gather", "ring", 2)).copy_to_groups([(0, 3), (2, 1)], 4)
+    inside = read_rounds(generate("all_gather", "ring", 2)).copy_to_groups([(0, 3), (2, 1)], 4)
     (each,) = inside.rounds
     assert sorted(zip(each.src.tolist(), each.dst.tolist(), strict=True)) == [(0, 3), (1, 2), (2, 1), (3, 0)]
     assert each.dst.tolist() == sorted(each.dst.tolist())
@@ -140,7 +144,7 @@ def test_steps_without_rows_are_rounds_without_messages():
     gap = dataclasses.replace(
         whole, step=whole.step + 2 * (whole.step > 0), group=np.arange(len(whole), dtype=np.int32)
     )
-    assert_same(merged(rounds(gap)), merged(rounds(dataclasses.replace(gap, step=whole.step))))
+    assert_same(merged(read_rounds(gap)), merged(read_rounds(dataclasses.replace(gap, step=whole.step))))
 
 
 # -- what a root copies to its own result, beside its messages: the model against the steps of its program -------------
@@ -158,7 +162,7 @@ GIVING = [
 def placed(collective, algorithm, *, memory_bytes_per_s):
     star = Star(SIZE, latency_s=0.0, bytes_per_s=1.0)
     star.memory_bytes_per_s = memory_bytes_per_s
-    return on(star, rounds(generate(collective, algorithm, SIZE, root=2)))
+    return place_rounds(star, read_rounds(generate(collective, algorithm, SIZE, root=2)))
 
 
 def programs_s(schedule, slot_bytes, copied_s_per_byte):
@@ -224,8 +228,8 @@ def test_what_a_step_sends_of_what_it_copies_waits_for_the_copy():
     schedule = generate("broadcast", "mesh", SIZE, root=2)
     remote = schedule.src != schedule.dst
     schedule.sbuf[remote] = Buffer.OUT
-    assert rounds(schedule).rounds[0].local.tolist() == [0, 0, 2, 0, 0]
-    assert rounds(schedule).rounds[0].unawaited is None
+    assert read_rounds(schedule).rounds[0].local.tolist() == [0, 0, 2, 0, 0]
+    assert read_rounds(schedule).rounds[0].unawaited is None
 
 
 def test_what_a_later_step_sends_of_a_copied_input_is_taken_to_be_there():
@@ -233,5 +237,5 @@ def test_what_a_later_step_sends_of_a_copied_input_is_taken_to_be_there():
     later = (schedule.src == 2) & (schedule.dst != 2) & (schedule.step > 0)
     assert later.any()
     schedule.sbuf[later] = Buffer.OUT
-    first = rounds(schedule).rounds[0]
+    first = read_rounds(schedule).rounds[0]
     assert (first.local.tolist(), first.unawaited.tolist()) == ([0, 0, 0, 0, 0], [0, 0, 2, 0, 0])

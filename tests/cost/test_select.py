@@ -1,7 +1,5 @@
 """Plans: the cheapest of what applies, with figures that follow from the machine."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 
@@ -18,7 +16,7 @@ from overlap.collectives.kinds import Collective
 from overlap.collectives.proof import verify
 from overlap.collectives.schedule import EXACT, IN_RANK_ORDER
 from overlap.cost.choice import Choices
-from overlap.cost.parameters import parameters
+from overlap.cost.parameters import cost_parameters
 from overlap.cost.select import DIRECT, algorithms, check_algorithm, plan, size_class
 from overlap.errors import ScheduleError, UsageError
 from topology import TopologyError
@@ -100,7 +98,7 @@ def test_the_figures_of_a_ring():
     assert found.busiest is not None
     assert found.busiest.kind == "neuronlink"
     # Each of two directions of a wire carries one chunk of every pair's two, of half the bytes, in 11 of 12 steps.
-    efficiency = dict(parameters(topology.cluster("inf2.48xlarge")).efficiency)["neuronlink"]
+    efficiency = dict(cost_parameters(topology.cluster("inf2.48xlarge")).efficiency)["neuronlink"]
     assert found.busiest.busy_s == pytest.approx(2 * 11 / 12 * 24e6 / 2 / 51_539_607_552 / efficiency)
 
 

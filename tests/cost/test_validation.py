@@ -11,13 +11,14 @@ import pytest
 import topology
 from overlap.collectives.generators import generate
 from overlap.collectives.placement import place
-from overlap.cost import Resolution, on, parameters, rounds
-from overlap.cost.clocks import cost
+from overlap.cost.clocks import Resolution, cost
 from overlap.cost.composed import two_level_options
 from overlap.cost.flat import PlanRequest, flat_options
 from overlap.cost.geometry import Geometry
 from overlap.cost.measurements import COLLECTIVES, Measurement
-from overlap.cost.parameters import is_measured, itemsize_bytes
+from overlap.cost.parameters import cost_parameters, is_measured, itemsize_bytes
+from overlap.cost.placed import place_rounds
+from overlap.cost.rounds import read_rounds
 from overlap.cost.select import plan
 from overlap.errors import UsageError
 
@@ -50,18 +51,18 @@ def test_figures_become_times():
         assert measured_s(each) == pytest.approx(expected_s, rel=1e-12), name
 
 
+# Four dl1.24xlarge, 32 MB, with Peer Direct and without; hccl_demo bandwidths turned into milliseconds.
+DL1_MS = {
+    ("all_reduce", False): 5.12,
+    ("all_reduce", True): 2.93,
+    ("reduce_scatter", False): 3.35,
+    ("reduce_scatter", True): 1.78,
+}
+
+
 def test_dl1_bandwidths_are_the_times_that_the_document_means():
-    found = {
-        (each.collective, each.peer_direct): round(measured_s(each) * 1e3, 2)
-        for each in COLLECTIVES
-        if each.machine == "dl1.24xlarge x4"
-    }
-    assert found == {
-        ("all_reduce", False): 5.12,
-        ("all_reduce", True): 2.93,
-        ("reduce_scatter", False): 3.35,
-        ("reduce_scatter", True): 1.78,
-    }
+    rows = [each for each in COLLECTIVES if each.machine == "dl1.24xlarge x4"]
+    assert {(each.collective, each.peer_direct): round(measured_s(each) * 1e3, 2) for each in rows} == DL1_MS
 
 
 def test_every_published_row_is_there():
@@ -179,24 +180,24 @@ def test_a_crossover_is_where_the_plan_changes():
 def test_simgrid_cm02(size, printed_s):
     """A star with 1 us and 12.5e9 B/s on both halves; the figure for 1024 is the closed form's."""
     star = Star(size, latency_s=2e-6, bytes_per_s=12.5e9)
-    found = cost(on(star, rounds(generate("all_reduce", "ring", size))), 1e9)
+    found = cost(place_rounds(star, read_rounds(generate("all_reduce", "ring", size))), 1e9)
     assert f"{found.total_s:.6f}" == printed_s
     assert found.total_s == round(2 * (size - 1) * (2_000_000 + 80 * 10**12 // size / 1000)) / 10**12
 
 
 def test_simgrid_cm02_first_200_steps():
-    whole = rounds(generate("all_reduce", "ring", 1024))
+    whole = read_rounds(generate("all_reduce", "ring", 1024))
     first, second, *_ = whole.rounds
     cut = dataclasses.replace(whole, rounds=(first, dataclasses.replace(second, repeat=199)))
-    assert f"{cost(on(Star(1024, latency_s=2e-6, bytes_per_s=12.5e9), cut), 1e9).total_s:.6f}" == "0.016025"
+    assert f"{cost(place_rounds(Star(1024, latency_s=2e-6, bytes_per_s=12.5e9), cut), 1e9).total_s:.6f}" == "0.016025"
 
 
 @pytest.mark.parametrize(("size", "expected_ns"), [(64, 36_733_788), (256, 37_362_090), (1024, 38_237_694)])
 def test_astra_sim(size, expected_ns):
     """50 "GB/s" is 50 * 2**30, and every message is cut to whole nanoseconds."""
     star = Star(size, latency_s=500e-9, bytes_per_s=50 * 2**30)
-    table = rounds(generate("all_reduce", "ring", size))
-    found = cost(on(star, table), 1e9, resolution=Resolution(ticks_per_s=10**9, rounding="down"))
+    table = read_rounds(generate("all_reduce", "ring", size))
+    found = cost(place_rounds(star, table), 1e9, resolution=Resolution(ticks_per_s=10**9, rounding="down"))
     assert found.total_s == expected_ns / 10**9
 
 
@@ -225,7 +226,7 @@ def priced_s(row, change=None):
     machine = topology.cluster(row.machine)
     ranks = row.group or tuple(range(row.ranks))
     spans = len({machine.place(rank).node for rank in ranks}) > 1
-    known = parameters(machine, peer_direct=row.peer_direct, networked=spans)
+    known = cost_parameters(machine, peer_direct=row.peer_direct, networked=spans)
     known = replace(known, **change(known)) if change else known
     request = PlanRequest(collective=row.collective, geometry=Geometry(cluster=machine, ranks=ranks))
     placement = place(machine, ranks)
@@ -253,20 +254,11 @@ def test_each_figure_of_a_neuron_machine_is_fitted_to_one_row():
     assert [count for (name, *_), count in found.items() if name == "fixed cost, adapter share"] == [2, 2]
 
 
-@pytest.mark.parametrize(
-    ("op", "peer_direct", "expected_ms"),
-    # Four dl1.24xlarge, 32 MB; hccl_demo bandwidths turned into times.
-    [
-        ("all_reduce", False, 5.12),
-        ("all_reduce", True, 2.93),
-        ("reduce_scatter", False, 3.35),
-        ("reduce_scatter", True, 1.78),
-    ],
-)
-def test_dl1(op, peer_direct, expected_ms):
+@pytest.mark.parametrize(("op", "peer_direct"), DL1_MS)
+def test_dl1(op, peer_direct):
     found = plan(op, 32_000_000, topology.cluster("dl1.24xlarge x4"), peer_direct=peer_direct)
     assert found.algorithm == "hierarchical"
-    assert found.predicted_s * 1e3 == pytest.approx(expected_ms, rel=0.03)
+    assert found.predicted_s * 1e3 == pytest.approx(DL1_MS[op, peer_direct], rel=0.03)
     assert not found.extrapolated
 
 
@@ -331,7 +323,9 @@ def test_floors():
     """Two ranks on a chip 4.1 us, 32-rank all-gather on trn1 6.2 us (published floors)."""
     machine = topology.cluster("trn1.32xlarge")
     for op, algorithm, size, floor_us in (("all_reduce", "one_shot", 2, 4.1), ("all_gather", "mesh", 32, 6.2)):
-        placed = on(place(machine, range(size)), rounds(generate(op, algorithm, size)), parameters=parameters(machine))
+        placed = place_rounds(
+            place(machine, range(size)), read_rounds(generate(op, algorithm, size)), parameters=cost_parameters(machine)
+        )
         assert cost(placed, 64).total_s * 1e6 == pytest.approx(floor_us, rel=0.05)
 
 
@@ -357,7 +351,7 @@ def test_reductions_are_priced_by_the_byte():
 
 
 def test_a_logical_core_has_the_reducers_of_its_physical_ones():
-    one, two = (parameters(topology.cluster("trn2.48xlarge", lnc=lnc)).reduction_s_per_byte for lnc in (1, 2))
+    one, two = (cost_parameters(topology.cluster("trn2.48xlarge", lnc=lnc)).reduction_s_per_byte for lnc in (1, 2))
     assert one == 2 * two
 
 

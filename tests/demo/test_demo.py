@@ -22,7 +22,7 @@ from overlap.cli.demo.report import (
     MedianSteps,
     StepTimes,
     introduction,
-    make_progress,
+    make_step_printer,
     median_steps,
     pictures,
     step_times,
@@ -47,7 +47,7 @@ def command(capsys, monkeypatch):
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     parser = argparse.ArgumentParser(prog="overlap")
-    demo.fill(parser)
+    demo.add_arguments(parser)
 
     def run(*argv):
         code = demo.main(parser.parse_args(argv))
@@ -149,7 +149,7 @@ def test_the_trace_file_holds_both_trainings(command, tmp_path):
         (["--ranks", "1"], "--ranks: expected 2 to 64, got 1"),
         (["--ranks", "65"], "--ranks: expected 2 to 64, got 65"),
         (["--steps", "0"], "--steps: expected 1 or more, got 0"),
-        (["--trace", "no/such/place.json"], "--trace: cannot write into "),
+        (["--trace", "no/such/place.json"], "--trace: there is no folder "),
     ],
 )
 def test_options_that_cannot_be_meant(command, argv, message):
@@ -213,7 +213,7 @@ def test_only_the_overlapped_loop_communicates_before_its_backward_pass_ends():
 def test_the_fitted_bandwidth_makes_communication_a_part_of_compute(monkeypatch):
     asked = []
     probe = compared(4, steps=2, bandwidth_bytes_per_s=math.inf)
-    monkeypatch.setattr(training, "compare", lambda task, make_progress: asked.append(task) or probe)
+    monkeypatch.setattr(training, "compare", lambda task, make_step_printer: asked.append(task) or probe)
     compute_ns = [max(row.compute_ns for row in breakdowns(probe.timeline, step=step)) for step in range(4)]
     nbytes = 4 * 1340
     expected = 4 * nbytes / (training.COMM_PER_COMPUTE * min(compute_ns) / 1e9)  # up the tree of four ranks, and down
@@ -358,7 +358,7 @@ def test_the_introduction_says_why_the_links_are_so_fast():
 
 def test_progress_gets_four_lines():
     out = Console(file=io.StringIO(), width=80, color_system=None)
-    advance = make_progress(out, steps=8)
+    advance = make_step_printer(out, steps=8)
     for step in range(8):
         advance(step / 2)
     lines = ["step 2 of 8, loss 0.500", "step 4 of 8, loss 1.500", "step 6 of 8, loss 2.500", "step 8 of 8, loss 3.500"]

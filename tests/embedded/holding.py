@@ -1,7 +1,5 @@
 """A process that holds results in common with others: `holding.py RANK SIZE FOLDER KILLED`; it prints what it saw."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -54,7 +52,11 @@ def main(rank: int, size: int, folder: str, killed: int) -> dict[str, Any]:
     world.rank.barrier().result(TIMEOUT_S)
     if rank == killed:
         os.kill(os.getpid(), signal.SIGKILL)
-    error = world.rank.all_reduce(x, shared=True).exception(TIMEOUT_S)
+    error: BaseException | None
+    try:
+        error = world.rank.all_reduce(x, shared=True).exception(TIMEOUT_S)
+    except overlap.PeerFailedError as ended:  # the process has died before the call
+        error = ended
     with suppress(overlap.OverlapError):  # for that reason
         world.close(TIMEOUT_S)
     del world

@@ -1,7 +1,5 @@
 """Cancelled waits, and errors that nobody awaits, in programs that own their main thread: threads and asyncio."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess
@@ -17,7 +15,8 @@ import trio
 
 import overlap
 from overlap.runtime import daemons
-from tests.errors import error_from, error_of
+from tests.errors import Mute, error_from, error_of
+from tests.threads import running
 
 from .connecting import TIMEOUT_S, MemoryStore, connected, in_threads
 
@@ -28,15 +27,6 @@ wires = pytest.mark.parametrize("transport", [None, "efa"], ids=["memory", "sock
 
 def fail(text: str = "boom") -> None:
     raise ValueError(text)
-
-
-class Mute(Exception):
-    """Has neither a text nor a representation."""
-
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-    __repr__ = __str__
 
 
 def fail_mutely() -> None:
@@ -145,6 +135,20 @@ async def _of(future: overlap.Future[Any]) -> Any:
     return await future
 
 
+def test_a_receive_that_was_left_has_failed_once_its_connection_has_closed() -> None:
+    async def leave(receive: overlap.Future[Any]) -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(_of(receive), 0.01)
+
+    called: list[overlap.Future[Any]] = []
+    with overlap.connect(0, 1) as world:
+        receive = world.rank.recv(LIKE, 0)
+        asyncio.run(leave(receive))
+    receive.add_done_callback(called.append)
+    assert (called, receive.wait(TIMEOUT_S)) == ([receive], True)
+    assert error_text(receive) == "PeerFailedError: the world has ended"
+
+
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
@@ -250,11 +254,9 @@ def test_a_receive_that_keeps_connections_open_is_named(monkeypatch: pytest.Monk
             with suppress(overlap.RankFailedError):  # of the rank that is the last to withdraw its receive
                 world.close()
 
-        closing = threading.Thread(target=close)
-        closing.start()
-        assert told.wait(TIMEOUT_S)
-        waiting.cancel()
-        closing.join()
+        with running(threading.Thread(target=close)):
+            assert told.wait(TIMEOUT_S)
+            waiting.cancel()
 
     in_threads(live, 2)
     head, *table, outlook = texts[0].splitlines()

@@ -14,8 +14,11 @@ import pytest
 
 import overlap
 from overlap.embedded import rendezvous
+from overlap.runtime.engine.real_engine import RealEngine
+from overlap.waits.signs import Evidence
 from tests.errors import error_of
 from tests.interpreters import free_port
+from transports import LinkLostError
 
 from .connecting import TIMEOUT_S, MemoryStore, connected, in_threads
 
@@ -170,6 +173,29 @@ def test_an_error_that_leaves_the_block_reaches_the_others() -> None:
     assert in_threads(live, 2) == ["PeerFailedError: rank 1 failed: ValueError: boom", "ValueError: boom"]
 
 
+def test_a_receive_from_any_rank_names_the_error_of_the_rank_whose_wire_broke(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = threading.Event()
+
+    async def break_wire(*_: object) -> None:
+        broken.set()
+        raise LinkLostError("process 0 (rank 0) has left", src=0, dst=1)
+
+    def live(rank: int) -> str:
+        try:
+            with overlap.connect(rank, 2, store=store) as world:
+                if rank == 1:
+                    world.rank.recv().result(TIMEOUT_S)
+                assert broken.wait(TIMEOUT_S)
+                raise ValueError("boom")
+        except (ValueError, overlap.PeerFailedError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    monkeypatch.setattr(RealEngine, "wait_announced", break_wire)
+    monkeypatch.setattr(Evidence, "patience_s", TIMEOUT_S)
+    store = MemoryStore()
+    assert in_threads(live, 2) == ["ValueError: boom", "PeerFailedError: rank 0 failed: ValueError: boom"]
+
+
 def test_an_error_that_nobody_asks_for_is_raised_at_the_end() -> None:
     with pytest.raises(overlap.RankFailedError) as caught, overlap.connect(0, 1) as world:
         world.rank.compute(lambda: 1 / 0)
@@ -254,11 +280,7 @@ def test_a_fork_is_no_rank() -> None:
         "this process is a fork of the one that has this rank, and is no rank itself: use none in it, or let it join a "
         "world of its own by overlap.connect"
     )
-    assert ran.stdout.splitlines() == [
-        f"PeerFailedError({why!r})",
-        why,
-        "[1.] [1.]",
-    ], ran.stderr
+    assert ran.stdout.splitlines() == [f"PeerFailedError({why!r})", why, "[1.] [1.]"], ran.stderr
 
 
 LEFT_OPEN = """

@@ -1,7 +1,5 @@
 """Waits of threads at their edges: receives that are left and asked for again, and what a wait leaves behind."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

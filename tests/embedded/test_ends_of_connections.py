@@ -1,22 +1,48 @@
 """How connections end: left open by a program, killed while others hold results, or never made by a late rank."""
 
-from __future__ import annotations
-
+import atexit
 import json
 import signal
 import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import overlap
 from overlap.embedded import connection, rendezvous
 
 from .connecting import MemoryStore
 from .holding import TIMEOUT_S
+
+
+def test_an_interrupt_before_the_loop_runs_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, interrupted = list[connection.Connection](), threading.Event()
+    thread_main = connection.Connection._thread_main
+
+    def begin_late(one: connection.Connection) -> None:
+        opened.append(one)
+        assert interrupted.wait(TIMEOUT_S)
+        thread_main(one)
+
+    def interrupt(_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(connection.Connection, "_thread_main", begin_late)
+    monkeypatch.setattr(connection, "wait_until_settled", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        overlap.connect(0, 1)
+    interrupted.set()
+    opened[0]._thread.join(TIMEOUT_S)
+    assert not opened[0]._thread.is_alive()
+
 
 # -- how a connection ends that a program has left open ----------------------------------------------------------------
 
@@ -59,6 +85,44 @@ def test_only_the_error_that_ends_the_program_is_that_of_its_connection(
     one = Open()
     connection._end_at_exit(weakref.ref(one), before)  # type: ignore[arg-type]
     assert one.ends == [at_exit if fails else "closed"]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", ""])
+@pytest.mark.parametrize(
+    "ends", ["by the failure", "because of the failure", "by a text of the failure", "by its own error", "well"]
+)
+def test_a_process_that_another_one_has_failed_ends_after_that_under_torchrun(
+    monkeypatch: pytest.MonkeyPatch, launcher: str, ends: str
+) -> None:
+    """Torchrun calls the process that ends first the root cause. One that has caught the failure may be it later."""
+    at_exit, waits, store = list[Callable[[], object]](), list[float](), MemoryStore()
+    monkeypatch.setattr(atexit, "register", lambda function, *args: at_exit.append(partial(function, *args)))
+    monkeypatch.setattr(connection, "sleep", waits.append)
+    monkeypatch.setattr(connection, "_causes", list[str]())
+    for name in ("last_exc", "last_value", "ps1"):
+        monkeypatch.delattr(sys, name, raising=False)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    if launcher:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    with ThreadPoolExecutor(2) as pool:
+        culprit, victim = pool.map(lambda rank: overlap.connect(rank, 2, store=store), range(2))
+    culprit.fail(ValueError("bad"))
+    failure = victim.failure(TIMEOUT_S)
+    consequence = ValueError("because of it")
+    consequence.__context__ = failure
+    errors = {
+        "by the failure": failure,
+        "because of the failure": ExceptionGroup("two", [KeyError(), consequence]),
+        "by a text of the failure": RuntimeError("DistBackendError: rank 0 failed: ValueError: bad\n\nAt:\n"),  # by C++
+        "by its own error": ValueError("own"),
+    }
+    if ends in errors:
+        monkeypatch.setattr(sys, "last_value", errors[ends], raising=False)
+    for end in at_exit:
+        end()
+    assert not waits  # it would keep the connections that have not ended
+    connection._end_after_culprit()
+    assert waits == [connection._CULPRIT_S] * (bool(launcher) and ends.endswith("the failure"))
 
 
 # -- A process that is killed while others hold results that lie in its memory -----------------------------------------

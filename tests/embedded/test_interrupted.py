@@ -2,15 +2,20 @@
 
 import random
 import signal
+import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from linecache import getline
 
 import numpy as np
 import pytest
 
 import overlap
+from overlap import hints
+from overlap.embedded import connecting, connection
+from overlap.runtime import interrupts
 from tests.interrupting import Tracer, interrupt_wait, sample
 from transports.shared_memory.engine import BUILT
 from transports.shared_memory.memory_link import MemoryRequest
@@ -19,6 +24,8 @@ from .connecting import TIMEOUT_S, MemoryStore
 
 ROUNDS = 600
 WHY = "rank 0 failed: KeyboardInterrupt"
+# After it the interpreter looks for no signal until the program has the connection.
+RETURNS = "return self  # the interpreter looks for no signal until the program has it: see `connecting._enter_result`"
 # Long collectives by packets can leave both loops running after an interrupt.
 compiled = pytest.mark.skipif(not BUILT, reason="the engine was not compiled")
 
@@ -213,3 +220,29 @@ def test_at_some_lines(count: int) -> None:
     for line, turn in sample(first.passed, count, 4):
         tracer = Tracer(line, turn)
         assert talk(tracer) is (KeyboardInterrupt if tracer.interrupted else None), line
+
+
+def test_at_each_line_of_connect() -> None:
+    """A program that never gets its connection leaves no thread and no handler of Ctrl-C."""
+    connections: list[overlap.Connection] = []
+
+    def program() -> None:
+        with overlap.connect(0, 1) as world:
+            connections.append(world)
+            sys.settrace(None)
+
+    first = Tracer(after_calls=True)
+    assert first.run(program) is None
+    modules = (hints, connecting, connection, interrupts)
+    files = {module.__file__ for module in modules}
+    for line, turns in sorted(first.passed.items()):
+        for turn in range(1, turns + 1) if line[0] in files and getline(*line).strip() != RETURNS else ():
+            connections.clear()
+            tracer = Tracer(line, turn, after_calls=True)
+            assert tracer.run(program) is (KeyboardInterrupt if tracer.interrupted else None), line
+            assert not connections or not tracer.interrupted, line
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, line
+            for thread in threading.enumerate():
+                if thread.name == "overlap rank 0":  # an interrupt in the wait for its end leaves it on its way there
+                    thread.join(TIMEOUT_S)
+                    assert not thread.is_alive(), line

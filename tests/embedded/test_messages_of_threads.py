@@ -1,6 +1,7 @@
 """Messages of threads: begun and taken in by the thread itself while its loop sleeps, in any mixture."""
 
 import math
+import queue
 import random
 import threading
 from collections.abc import Callable
@@ -13,7 +14,10 @@ import pytest
 
 import overlap
 from overlap.processes import control
+from overlap.runtime.communicators import Communicators
 from overlap.runtime.handover import Handover
+from overlap.runtime.inbox import Inbox
+from overlap.runtime.lane import Queue
 from transports.shared_memory.engine import BUILT
 
 from .connecting import TIMEOUT_S, connected
@@ -201,8 +205,10 @@ def test_a_long_message_that_a_thread_has_accepted_is_read_though_it_waits_no_mo
 
 
 @pytest.mark.skipif(not BUILT, reason="the engine was not compiled")
-def test_a_message_for_which_there_is_room_leaves_before_it_is_wanted() -> None:
+def test_a_message_for_which_there_is_room_leaves_before_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one waits for its receiver, and comes in its turn."""
+    # now and then each process looks at the messages that nobody wants, which takes them from the ring
+    monkeypatch.setattr(Communicators, "ask_others", lambda *_: False)
 
     def program(world: overlap.Connection) -> list[float]:
         rank, found = world.rank, list[float]()
@@ -275,3 +281,70 @@ def test_a_short_message_wakes_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Handover, "post", posting)
     connected(program, 2)
     assert seen == [0, 0]
+
+
+@pytest.mark.parametrize("transport", [None, "efa"], ids=["memory", "sockets"])
+def test_messages_on_both_ways_come_although_both_ranks_close_meanwhile(transport: str | None) -> None:
+    """Only one message of a lane is under way; the others wait for it, and so do their receives."""
+
+    def program(world: overlap.Connection) -> list[Any]:
+        rank, other = world.rank, 1 - world.rank.rank
+        for number in range(8):
+            rank.send(np.full(200_000, float(number)), other)
+        return [rank.recv(((200_000,), "float64"), other) for _ in range(8)]
+
+    for received in connected(program, 2, transport=transport):
+        assert [{*future.result(0).tolist()} for future in received] == [{float(number)} for number in range(8)]
+
+
+def test_receives_from_any_rank_that_nobody_sends_to_keep_no_rank_from_closing() -> None:
+    """Both ranks close with a message that nobody receives, and such a receive, which may not take it."""
+
+    def program(world: overlap.Connection) -> None:
+        rank, other = world.rank, 1 - world.rank.rank
+        sent.put(rank.send(np.ones(200_000), other, tag=1))
+        received.put(rank.recv(((200_000,), "float64"), tag=2))
+
+    sent, received = queue.SimpleQueue[Any](), queue.SimpleQueue[Any]()
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(connected, program, 2)
+        sends, receives = [[each.get(timeout=TIMEOUT_S) for _ in range(2)] for each in (sent, received)]
+        try:
+            for send in sends:
+                assert send.result(TIMEOUT_S) is None
+        finally:
+            assert all(receive.cancel() for receive in receives)
+        assert closing.result(TIMEOUT_S) == [None, None]
+
+
+LONG = 600_000  # elements of a message that leaves over no wire before its receive
+
+
+def test_a_rank_that_closes_reports_that_its_receive_from_any_rank_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks close with such a receive, and a message for each other; each receive takes that of a third rank."""
+    closing, send_closing, search = set[int](), control.ControlPlane.send_closing, Inbox._search
+
+    def announce(plane: control.ControlPlane, rank: int) -> None:
+        send_closing(plane, rank)
+        closing.add(rank)
+
+    def search_late(inbox: Inbox, waiting: Queue, arrived: Any = None) -> None:
+        if closing >= {0, 1}:
+            search(inbox, waiting, arrived)
+        else:
+            inbox.shared.later(partial(search_late, inbox, waiting, arrived))
+
+    def program(world: overlap.Connection) -> Any:
+        rank = world.rank
+        if rank.rank == 2:
+            for number in range(4):
+                rank.send(np.full((LONG, 1)[number // 2], 2.0), number % 2, tag=number // 2)
+            return None
+        rank.recv(np.empty(1), 2, tag=1).result(TIMEOUT_S)  # the message before it is announced
+        received = rank.recv(np.empty(LONG))
+        rank.send(np.zeros(LONG), 1 - rank.rank)
+        return received
+
+    monkeypatch.setattr(control.ControlPlane, "send_closing", announce)
+    monkeypatch.setattr(Inbox, "_search", search_late)
+    assert [set(received.result(0)) for received in connected(program, 3)[:2]] == [{2.0}] * 2

@@ -17,6 +17,7 @@ from overlap.runtime.engine.host_memory import HostPlan, HostRun
 from overlap.runtime.handover import Handover
 from overlap.runtime.operation import CollectiveFuture, Operation
 from overlap.runtime.stream import activate_late
+from tests.threads import run_threads
 from transports.base import OPERATIONS
 from transports.patience import Patience
 from transports.shared_memory.engine import BUILT, DONE
@@ -167,9 +168,9 @@ def test_a_thread_that_came_first_ends_the_operation_itself_when_the_other_has_c
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looking, ended_by = set[int](), set[int]()
-    look, end = HostRun.look_here, HostRun.on_end
+    look, end = HostRun.wait_here, HostRun.on_end
 
-    def look_here(run: HostRun, handover: Handover, longest_s: float | None) -> None:
+    def wait_here(run: HostRun, handover: Handover, longest_s: float | None) -> None:
         looking.add(threading.get_ident())
         look(run, handover, longest_s)
         looking.discard(threading.get_ident())
@@ -179,7 +180,7 @@ def test_a_thread_that_came_first_ends_the_operation_itself_when_the_other_has_c
             ended_by.update(looking & {threading.get_ident()})
         end(run)
 
-    monkeypatch.setattr(HostRun, "look_here", look_here)
+    monkeypatch.setattr(HostRun, "wait_here", wait_here)
     monkeypatch.setattr(HostRun, "on_end", ending)
 
     def program(world: overlap.Connection) -> None:
@@ -298,11 +299,7 @@ def test_threads_of_all_kinds_get_what_is_theirs() -> None:
                 results.append(future)
             found[name] = [float(future.result(TIMEOUT_S)[-1]) for future in results]
 
-        threads = [threading.Thread(target=issue, args=each) for each in SIZES.items()]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(TIMEOUT_S)
+        run_threads(threading.Thread(target=issue, args=each) for each in SIZES.items())
         rank.barrier().result(TIMEOUT_S)
         return [*(found[name] for name in SIZES), sorted(told)]
 

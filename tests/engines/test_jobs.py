@@ -23,7 +23,7 @@ from overlap.ray import job as jobs  # noqa: E402
 from overlap.ray.job import JobSpec, MemberEnd, Outcome, describe_job  # noqa: E402
 from overlap.ray.member import MemberActor  # noqa: E402
 from overlap.ray.placement import describe_lack, wait_for_resources  # noqa: E402
-from overlap.ray.restarts import blamed_members, first_failure, run_attempts  # noqa: E402
+from overlap.ray.restarts import blamed_members, find_first_failure, run_attempts  # noqa: E402
 from tests.threads import run_threads  # noqa: E402
 
 
@@ -121,8 +121,8 @@ def test_a_member_without_a_module_of_the_program_says_so() -> None:
     end = end_of(lacking, 1, Store())
     assert isinstance(end.error, UsageError)
     assert str(end.error) == (
-        "main: member 1 cannot load it: ModuleNotFoundError: No module named 'numpy'; the modules that it needs must "
-        "be importable on every machine"
+        f"main: the actor of ranks 2-3 on node {os.uname().nodename} cannot load it: ModuleNotFoundError: No module "
+        "named 'numpy'; the modules that it needs must be importable on every machine"
     )
 
 
@@ -174,34 +174,34 @@ def raised(rank: int) -> RankFailedError:
 
 def test_the_rank_that_has_raised_beats_what_others_say_of_it() -> None:
     ends = {0: MemberEnd(error=lost(3)), 1: MemberEnd(error=raised(3))}
-    assert first_failure(spec(), Outcome(ends=ends, lost={})) is ends[1].error
+    assert find_first_failure(spec(), Outcome(ends=ends, lost={})) is ends[1].error
     assert (blamed_members(spec(), {0: ends[0]}), blamed_members(spec(), {1: ends[1]})) == ({1}, set())
 
 
 def test_a_broken_wire_is_how_the_loss_of_another_is_seen() -> None:
     cut = RankFailedError(rank=0, cause=LinkLostError("2 is lost"), where="", doing=(), others={}, world_size=4)
     ends = {0: MemberEnd(error=cut), 1: MemberEnd(error=lost(1))}
-    assert first_failure(spec(), Outcome(ends=ends, lost={})) is ends[1].error
+    assert find_first_failure(spec(), Outcome(ends=ends, lost={})) is ends[1].error
 
 
 def test_what_cannot_be_meant_beats_all() -> None:
     ends = {0: MemberEnd(error=raised(0)), 1: MemberEnd(error=UsageError("no numpy"))}
-    assert first_failure(spec(), Outcome(ends=ends, lost={})) is ends[1].error
+    assert find_first_failure(spec(), Outcome(ends=ends, lost={})) is ends[1].error
 
 
 def test_where_nobody_is_left_the_engine_is_believed() -> None:
-    error = first_failure(spec(), Outcome(ends={}, lost={1: "has died", 0: "has died"}))
+    error = find_first_failure(spec(), Outcome(ends={}, lost={1: "has died", 0: "has died"}))
     assert str(error).startswith("rank 2 failed: PeerLostError: its process on Ray has died")
 
 
 def test_where_the_place_to_meet_is_gone_the_engine_says_why() -> None:
     ends = {1: MemberEnd(error=PeerLostError("store: its actor has ended", culprit=-1))}
-    error = first_failure(spec(), Outcome(ends=ends, lost={0: "has died"}))
+    error = find_first_failure(spec(), Outcome(ends=ends, lost={0: "has died"}))
     assert str(error).startswith("rank 0 failed: PeerLostError: its process on Ray has died")
 
 
 def test_what_the_engine_says_is_a_note() -> None:
-    error = first_failure(spec(), Outcome(ends={0: MemberEnd(error=lost(3))}, lost={1: "ran out of memory"}))
+    error = find_first_failure(spec(), Outcome(ends={0: MemberEnd(error=lost(3))}, lost={1: "ran out of memory"}))
     assert error is not None
     assert error.__notes__ == ["the process of ranks 2-3 ran out of memory"]
 

@@ -1,7 +1,5 @@
 """Pages on engines: their manifests and scripts, their six ways to start a program, and their transport over MPI."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

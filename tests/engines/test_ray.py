@@ -195,7 +195,7 @@ def test_what_ray_says_of_a_process_becomes_a_sentence(text: str, sentence: str)
 def test_members_of_a_lost_node_are_waited_for_no_longer_once_one_of_them_is_missed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from overlap.ray import door
+    from overlap.ray import running
     from overlap.ray.job import MemberEnd
 
     from .test_jobs import lost, spec
@@ -219,6 +219,28 @@ def test_members_of_a_lost_node_are_waited_for_no_longer_once_one_of_them_is_mis
     monkeypatch.setattr("overlap.ray.running.ray.wait", wait)
     monkeypatch.setattr("overlap.ray.running.ray.get", lambda answer: told[int(answer[-1])])
     monkeypatch.setattr("overlap.ray.running.lost_nodes", lambda nodes: {"b"} & set(nodes))
-    outcome = door.wait_for_ends(whole, [actor(member) for member in range(4)], ["a", "a", "b", "b"])
+    outcome = running.wait_for_ends(whole, [actor(member) for member in range(4)], ["a", "a", "b", "b"])
     assert outcome.ends == told
     assert outcome.lost == dict.fromkeys((2, 3), "is gone, and its node with it")
+
+
+@pytest.mark.parametrize("made", [0, 1])
+def test_the_placement_group_is_removed_if_an_actor_cannot_be_made(monkeypatch: pytest.MonkeyPatch, made: int) -> None:
+    from overlap.ray import running
+
+    from .test_jobs import spec
+
+    removed: list[object] = []
+    killed: list[object] = []
+    actors = iter([SimpleNamespace(stop=SimpleNamespace(remote=lambda: "stopped"))] * made)
+    actor_class = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: next(actors)))
+    group = SimpleNamespace(wait=lambda _: True)
+    monkeypatch.setattr(running, "placement_group", lambda *_, **__: group)
+    monkeypatch.setattr(running, "remove_placement_group", removed.append)
+    monkeypatch.setattr(running, "actor_places", lambda *_: (["a", "b"], [{}, {}]))
+    monkeypatch.setattr(running.ray, "remote", lambda **_: lambda _: actor_class)
+    monkeypatch.setattr(running.ray, "kill", lambda actor, **_: killed.append(actor))
+    monkeypatch.setattr(running.ray, "wait", lambda answers, **_: (answers, []))
+    with pytest.raises(StopIteration):
+        running.RayRun().run_attempt(replace(spec(), members=2))
+    assert (removed, len(killed)) == ([group], made)

@@ -16,8 +16,6 @@ line of dots stands for any lines, and dots within a line for any text. Blocks o
 `examples` is that of the repository. Every block of Python, shell and output is run, or says why not.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -97,6 +97,11 @@ def test_local_steps():
     assert float(told[2]) < float(told[1]) / 100
 
 
+def test_one_rank_has_no_share_of_hidden_communication():
+    shown = printed_by("-m", "overlap", "run", "--ranks", "1", EXAMPLES / "12_zero.py", "1")
+    assert shown.count("overlap: nothing was communicated\n") == 2
+
+
 def test_digits_are_learnt():
     assert DIGITS.fullmatch(printed_by(EXAMPLES / "04_digits.py"))
 

@@ -1,7 +1,5 @@
 """Notebooks: the example runs as it is; timelines, verdicts and errors draw themselves."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

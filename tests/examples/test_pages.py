@@ -1,7 +1,5 @@
 """Pages for readers: their programs and commands run as they stand there, and what they point at is there."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

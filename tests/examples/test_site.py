@@ -1,7 +1,5 @@
 """The site: its reference has every public name and command, its navigation every page, and links lead somewhere."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re

@@ -3,7 +3,7 @@
 import pytest
 
 import overlap
-from overlap.explain.bounds import Gain, RankStep, gain
+from overlap.explain.bounds import Gain, RankStep, compute_gain
 from overlap.timeline import write_trace
 from tests.explain.profiles import Recording
 from tests.timeline.programs import CHANGES, data_parallel, run
@@ -113,9 +113,9 @@ def test_the_bounds_of_a_step_are_worked_out_by_hand():
         RankStep(costs_ns={"compute": 50, "wire": 10, "waiting": 40}, transfer_ns=20, last_ns=5),
         RankStep(costs_ns={"compute": 60, "loop": 30, "wire": 10}, transfer_ns=20, last_ns=5),
     ]
-    assert gain(ranks, "waiting") == Gain(stays_ns=20, most_ns=30)
-    assert gain(ranks, "wire") == Gain(stays_ns=5, most_ns=10)
-    assert gain(ranks, "loop") == Gain(stays_ns=30, most_ns=40)
-    assert gain([RankStep(costs_ns={"compute": 5}, transfer_ns=9)], "compute") == Gain(stays_ns=0, most_ns=0)
+    assert compute_gain(ranks, "waiting") == Gain(stays_ns=20, most_ns=30)
+    assert compute_gain(ranks, "wire") == Gain(stays_ns=5, most_ns=10)
+    assert compute_gain(ranks, "loop") == Gain(stays_ns=30, most_ns=40)
+    assert compute_gain([RankStep(costs_ns={"compute": 5}, transfer_ns=9)], "compute") == Gain(stays_ns=0, most_ns=0)
     both_wait = [RankStep(costs_ns={"compute": own, "loop": 10, "waiting": 30}) for own in (50, 60)]
-    assert gain(both_wait, "loop") == Gain(stays_ns=10, most_ns=40)  # for each other, at different times
+    assert compute_gain(both_wait, "loop") == Gain(stays_ns=10, most_ns=40)  # for each other, at different times

@@ -15,16 +15,16 @@ def write(tmp_path, recordings):
     return overlap.why(tmp_path)
 
 
-def two_ranks(*, ahead=0, host="node", late=3_000):
-    """Three steps; rank 1 loads data for `late` us before each all-reduce, which takes 500 us once both are there."""
-    recordings = [Recording(rank=rank, world=2, host=host and f"{host}{rank if ahead else ''}") for rank in range(2)]
+def two_ranks(*, ahead=0):
+    """Three steps; rank 1 loads data for 3,000 us before each all-reduce, which takes 500 us once both are there."""
+    recordings = [Recording(rank=rank, world=2, host=f"node{rank if ahead else ''}") for rank in range(2)]
     for rank, rec in enumerate(recordings):
         shift = ahead * rank
         for number in range(3):
             start = 1_000 + number * 10_000 + shift
             rec.step(number, start, start + 10_000)
             rec.kernel(start, start + 5_000)
-            arrives = start + 5_000 + late * rank
+            arrives = start + 5_000 + 3_000 * rank
             if rank:
                 rec.note("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", start + 100, arrives - 10)
                 rec.frame("data.py(9): decode", start + 101, arrives - 11)

@@ -15,6 +15,7 @@ from overlap.explain.limits import parse_limit
 from overlap.explain.page import page_lines
 from overlap.explain.report import from_json
 from overlap.timeline import write_trace
+from tests.errors import error_of
 from tests.explain.profiles import Recording
 from tests.timeline.made import comm, compute, timeline_of
 
@@ -120,6 +121,15 @@ def test_a_regression_names_the_cause_that_grew(tmp_path):
         "regression: a step takes 10 ms before, 12 ms now (+20.0%), of which 1.8 ms more is the host launches too "
         "slowly at aten::add at train.py:12 (def step) (10.8 ms); 3 and 3 steps, none overlap"
     )
+
+
+def test_a_comparison_keeps_to_a_narrow_page(tmp_path, capsys, monkeypatch):
+    new, old = profile(tmp_path, [12_000] * 3, "new.json"), profile(tmp_path, [10_000] * 3, "old.json")
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["why", str(new), "--compare", str(old)]) == 0
+    heading, _, _ = capsys.readouterr().out.partition("\n\n")
+    assert max(map(len, heading.splitlines())) <= 40
+    assert " ".join(heading.splitlines()) == compare(overlap.why(new), overlap.why(old)).sentence
 
 
 def test_conditions_decide_the_exit_code(tmp_path, capsys):
@@ -233,9 +243,7 @@ def test_the_page_of_the_documentation_has_each_cause():
     ],
 )  # fmt: skip
 def test_conditions_that_are_none(text, message):
-    with pytest.raises(UsageError) as caught:
-        parse_limit(text, ("step", "wire"))
-    assert str(caught.value) == message
+    assert str(error_of(UsageError, parse_limit, text, ("step", "wire"))) == message
 
 
 @pytest.mark.parametrize(

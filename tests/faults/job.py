@@ -1,16 +1,15 @@
 """A job of the launcher, everything that it has started, and what it leaves."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 from tests.interpreters import Python, environment
 
@@ -53,6 +52,8 @@ def ends(pid: int, seconds: float = LIMIT_S) -> bool:
 class Job:
     """`overlap run` of a program, behind the command `enter` if there is one, which runs it on another host.
 
+    None of it survives its block.
+
     Attributes:
         process: The launcher.
         out: What it has printed.
@@ -84,6 +85,12 @@ class Job:
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         self._pipes = {self.process.stdout.fileno(): "out", self.process.stderr.fileno(): "err"}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     def nodes(self) -> list[int]:
         """Return the processes that the launcher has started, as far as there are any now."""
@@ -139,13 +146,3 @@ class Job:
 def shared_memory() -> set[str]:
     """Return what is ours in shared memory; MPICH leaves some, and other tests run beside this one."""
     return {path.name for path in Path("/dev/shm").glob("*overlap*")}
-
-
-@contextmanager
-def job(folder: Path, *options: str, program: str, **variables: str) -> Iterator[Job]:
-    """Run a job; none of it survives the block."""
-    made = Job(folder, *options, program=program, **variables)
-    try:
-        yield made
-    finally:
-        made.kill()

@@ -1,7 +1,5 @@
 """Fault by moment by transport, and two hundred kills at random: who is blamed, and that nothing is left."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -13,7 +11,7 @@ from statistics import median
 
 import pytest
 
-from .job import Job, job
+from .job import Job
 
 # -- fault by moment by transport: who is blamed, with which exit code, in what operation, and that nothing is left ----
 
@@ -139,14 +137,14 @@ def check(one: Job, code: int, said: str, rank: int) -> None:
 @pytest.mark.parametrize(("fault", "moment", "wire", "code", "said"), half_slow(rows(MATRIX)))
 def test_a_rank_is_hit(folder: Path, fault: str, moment: str, wire: str, code: int, said: str) -> None:
     hit = {"FAULT": fault, "MOMENT": moment, "VICTIM": "2"}
-    with job(folder, *WIRES[wire], program="train.py", **hit) as one:
+    with Job(folder, *WIRES[wire], program="train.py", **hit) as one:
         check(one, code, said, 2)
 
 
 @pytest.mark.parametrize(("sent", "moment", "wire", "code", "said"), rows(LAUNCHER))
 def test_the_launcher_is_hit(folder: Path, sent: str, moment: str, wire: str, code: int, said: str) -> None:
     hit = {"FAULT": "hit", "MOMENT": moment, "VICTIM": "2"}
-    with job(folder, *WIRES[wire], program="train.py", **hit) as one:
+    with Job(folder, *WIRES[wire], program="train.py", **hit) as one:
         one.until("struck")
         os.kill(one.process.pid, getattr(signal, sent))
         check(one, code, said, 2)
@@ -168,7 +166,7 @@ def kill_one(folder: Path, chance: Random, number: int) -> tuple[float, str]:
     nodes, each = chance.randint(2, 3), chance.randint(1, 2)
     options = ("--processes", str(nodes), "--ranks-per-process", str(each), "--rails", str(chance.choice((1, 1, 4))))
     place = PLACES[number // 2 % len(PLACES)]
-    with job(folder, *options, program="train.py", FAULT="hit", MOMENT="moving", VICTIM="0", PLACE=place) as one:
+    with Job(folder, *options, program="train.py", FAULT="hit", MOMENT="moving", VICTIM="0", PLACE=place) as one:
         begin_s = one.until("struck") if number % 2 else one.began_s
         due_s = begin_s + chance.uniform(0.0, LATEST_S)
         while time.monotonic() < due_s or len(one.nodes()) < nodes:

@@ -1,7 +1,5 @@
 """A network between two hosts that fails: one world goes on, with the weights of its history, and the others end."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import time

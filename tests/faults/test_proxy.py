@@ -1,7 +1,5 @@
 """Whole jobs through a proxy that damages or cuts what it carries: right results, or an error that names the peer."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import subprocess

@@ -1,7 +1,5 @@
 """What the system may withhold from a process: descriptors, threads, memory; and names that are no text."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Ten hangs of programs of torch with gloo: each leaves a dump of every rank in a folder, but for missing ones."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -22,6 +22,7 @@ from overlap.flight.layout import START_AT, TEXT_LIMIT_BYTES, read_text, write_t
 from overlap.flight.reading import read_flight
 from overlap.kernel_facts import start_ticks
 from tests import interpreters
+from tests.errors import error_of
 
 from . import KILLED
 
@@ -52,14 +53,13 @@ def sample(tmp_path_factory):
 
 def refusal(file, data):
     file.write_bytes(data)
-    with pytest.raises(UsageError) as caught:
-        read_flight(file)
-    return str(caught.value)
+    return str(error_of(UsageError, read_flight, file))
 
 
 def test_what_is_no_record_is_refused(tmp_path, sample):
     file = tmp_path / "x.flight"
-    assert refusal(file, b"") == refusal(file, b"PNG" + sample) == f"{file}: is no flight record; leave it out"
+    assert refusal(file, b"") == f"{file}: is empty, so it is no flight record; leave it out"
+    assert refusal(file, b"PNG" + sample) == f"{file}: is no flight record; leave it out"
 
 
 def test_what_is_cut_off_is_refused(tmp_path, sample):
@@ -75,11 +75,8 @@ def test_what_is_too_long_is_refused(tmp_path, sample):
 
 def test_what_another_version_has_written_is_refused(tmp_path, sample):
     file = tmp_path / "x.flight"
-    other = sample[:8] + b"\x07" + sample[9:]
-    assert (
-        refusal(file, other)
-        == f"{file}: was written by another version of overlap (format 7, this reads 4); read it with that version"
-    )
+    told = f"{file}: was written by another version of overlap (format 7, this reads 4); read it with that version"
+    assert refusal(file, sample[:8] + b"\x07" + sample[9:]) == told
 
 
 def test_what_is_damaged_is_refused(tmp_path, sample):
@@ -89,9 +86,8 @@ def test_what_is_damaged_is_refused(tmp_path, sample):
 
 
 def test_what_is_not_there_is_refused(tmp_path):
-    with pytest.raises(UsageError) as caught:
-        read_flight(tmp_path / "x")
-    assert str(caught.value) == f"{tmp_path / 'x'}: No such file or directory; name a record that can be read"
+    error = error_of(UsageError, read_flight, tmp_path / "x")
+    assert str(error) == f"{tmp_path / 'x'}: No such file or directory; name a record that can be read"
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

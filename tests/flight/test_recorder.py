@@ -22,6 +22,7 @@ from overlap.runtime.operation import CollectiveFuture
 from overlap.timeline.recording import Recorder
 from overlap.waits.ends import EndState
 from tests import interpreters
+from tests.errors import error_of
 
 from . import KILLED
 
@@ -323,12 +324,8 @@ def test_a_full_disk_costs_one_line(folder, monkeypatch, capsys):
 
 def test_a_file_in_the_place_of_the_folder_is_refused(folder):
     folder.touch()
-    with pytest.raises(overlap.UsageError) as caught:
-        overlap.run(nothing)
-    assert (
-        str(caught.value)
-        == f"flight_dir: {folder} is no folder; make it, or name another (flight_dir: OVERLAP_FLIGHT_DIR)"
-    )
+    told = f"flight_dir: {folder} is no folder; make it, or name another (flight_dir: OVERLAP_FLIGHT_DIR)"
+    assert str(error_of(overlap.UsageError, overlap.run, nothing)) == told
 
 
 @pytest.fixture

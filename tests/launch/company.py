@@ -13,8 +13,8 @@ import trio
 
 from overlap.processes.identity import RendezvousConfig, SilenceLimits
 from overlap.processes.join import Membership, join_here
-from overlap.processes.link import ControlLink, watch_silences
-from overlap.processes.members import CutConnection, Members, PrintLine, Silence
+from overlap.processes.link import ControlLink, MemberLinks
+from overlap.processes.members import Action, CutConnection, Members, PrintLine, Silence
 from overlap.processes.sockets import Endpoint
 from overlap.processes.wire import FrameReader, Join, Message, Ping, Pong, encode
 from tests.waiting import Lines, run
@@ -101,15 +101,16 @@ async def watch(
     members = Members(config)
     members.connect(member, "")
 
-    def judge(silences: dict[int, Silence]) -> None:
-        for action in members.judge_silences(silences):
-            match action:
-                case PrintLine(line):
-                    report(line)
-                case CutConnection(who, reason):
-                    lose(who, reason)
+    def judge(silences: dict[int, Silence]) -> list[Action]:
+        actions = members.judge_silences(silences)
+        for action in actions:
+            if isinstance(action, CutConnection):
+                lose(action.member, action.reason)
+        return [action for action in actions if isinstance(action, PrintLine)]
 
-    await watch_silences({member: link}, config.patience, judge)
+    watched = MemberLinks(config, lambda message: None, report)
+    watched.links[member] = link
+    await watched.watch_silences(judge)
 
 
 class Puppet:

@@ -1,7 +1,5 @@
 """Networks between two hosts, which are network namespaces, on bad days, up to a cable that is pulled."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
@@ -156,10 +154,7 @@ overlap.run(main)
 
 
 @pytest.mark.slow  # a kernel gives a cable up after some seconds
-@pytest.mark.parametrize(
-    ("nbytes", "how"),
-    [(64, "idle"), (64, "busy"), (64 << 20, "busy")],
-)
+@pytest.mark.parametrize(("nbytes", "how"), [(64, "idle"), (64, "busy"), (64 << 20, "busy")])
 def test_both_sides_of_a_cut_cable_end_and_name_the_other(
     tmp_path: Path, hosts: tuple[Host, Host], nbytes: int, how: str
 ) -> None:

@@ -1,7 +1,5 @@
 """What a launcher gives its processes: which cores they keep to, and a folder in memory that ends with it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -2,8 +2,6 @@
 kernel is asked.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import signal
@@ -32,6 +30,7 @@ from overlap.processes.members import MemberLostError
 from overlap.processes.wire import MemberLost, MemberNotice, Refused
 from tests.interpreters import Python, environment, free_port
 from tests.waiting import run
+from transports.tcp import TcpInfo
 
 from .company import Company, MakeCompany, Puppet, listening, watch
 
@@ -152,23 +151,16 @@ def meet_apart(members: int, main: object) -> list[str]:
 def test_members_apart_do_what_members_do() -> None:
     async def main(membership: Membership) -> None:
         assert await membership.exchange("x", bytes([membership.member])) == [b"\x00", b"\x01", b"\x02"]
-        with pytest.raises(
-            UsageError,
-            match=r"^exchange 'x': the part has 50000 bytes, the limit is 49152; "
-            r"this is a bug in overlap, please report it$",
-        ):
+        report = "this is a bug in overlap, please report it$"
+        with pytest.raises(UsageError, match=f"^exchange 'x': the part has 50000 bytes, the limit is 49152; {report}"):
             await membership.exchange("x", bytes(50_000))
-        with pytest.raises(
-            UsageError,
-            match=r"^notice: has 70000 bytes, the limit is 61440; this is a bug in overlap, please report it$",
-        ):
+        with pytest.raises(UsageError, match=f"^notice: has 70000 bytes, the limit is 61440; {report}"):
             membership.send_notice(bytes(70_000))
         membership.send_notice(b"from %d" % membership.member)
-        news = membership
-        heard = [await anext(news) for _ in range(2)]
+        heard = [await anext(membership) for _ in range(2)]
         others = {0, 1, 2} - {membership.member}
         assert sorted(heard, key=str) == [MemberNotice(other, b"from %d" % other) for other in sorted(others)]
-        assert membership.clock.error_ns >= 0
+        assert membership.clock_offset.error_ns >= 0
         await membership.barrier("end")
         await membership.leave()
 
@@ -258,10 +250,7 @@ def test_of_others_it_knows_nothing() -> None:
 Loss: TypeAlias = tuple[int, str, float]
 WATCHED = {
     ProcessState.RUNS: ("it runs, but a call in it keeps the GIL; it is waited for", None),
-    ProcessState.STOPPED: (
-        "it is stopped; it counts as lost after 15 s",
-        "no sign of life for 15 s; it is stopped",
-    ),
+    ProcessState.STOPPED: ("it is stopped; it counts as lost after 15 s", "no sign of life for 15 s; it is stopped"),
     ProcessState.GONE: (
         "it has ended, and something else keeps its connection; it counts as lost after 15 s",
         "no sign of life for 15 s; it has ended",
@@ -313,7 +302,7 @@ def watched(
     nursery: trio.Nursery
     begun_s = 0.0
     monkeypatch.setattr("overlap.processes.link.process_state", {"of the test": state}.__getitem__)
-    monkeypatch.setattr(ControlLink, "answering", answering)
+    monkeypatch.setattr(ControlLink, "answering_host", answering)
     clock = MockClock()
     with listening() as listener:
         company = Company(listener, 4)
@@ -359,21 +348,21 @@ async def test_a_host_answers_though_its_process_reads_nothing() -> None:
             link, theirs = ControlLink(stream, limit_bytes=1000), listener.accept()[0]
             encrypted = ControlLink(trio.SSLStream(stream, ssl.create_default_context()), limit_bytes=1000)
             await stream.send_all(bytes(1000))
-            assert link.answering() == encrypted.answering() == "127.0.0.1"
+            assert link.answering_host() == encrypted.answering_host() == "127.0.0.1"
             theirs.close()
-        assert link.answering() == ""  # closed
-        assert ControlLink(memory_stream_pair()[0], limit_bytes=1000).answering() == ""
+        assert link.answering_host() == ""  # closed
+        assert ControlLink(memory_stream_pair()[0], limit_bytes=1000).answering_host() == ""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what another kernel has acknowledged")
-async def test_what_was_acknowledged_long_ago_is_no_answer() -> None:
+async def test_what_was_acknowledged_long_ago_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     with listening() as listener:
         async with await trio.open_tcp_stream(*listener.getsockname()) as stream:
             link = ControlLink(stream, limit_bytes=1000)
-            told = [bytes(56) + ms.to_bytes(4, sys.byteorder) for ms in (5000, 5001)]
-            stream.getsockopt = lambda *_: told.pop(0)  # type: ignore[assignment, method-assign]
-            assert link.answering() == "127.0.0.1"
-            assert link.answering() == ""
+            seen = [TcpInfo(False, since_ack_s, 0.0, 0, 0) for since_ack_s in (5.0, 5.001)]
+            monkeypatch.setattr("overlap.processes.link.tcp_info", lambda _: seen.pop(0))
+            assert link.answering_host() == "127.0.0.1"
+            assert link.answering_host() == ""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what another kernel has acknowledged")

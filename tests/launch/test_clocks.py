@@ -1,7 +1,5 @@
 """Clocks of hosts: the offset between two, and reports, traces and saves of hosts that differ by hours."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -10,7 +10,7 @@ import trio
 from overlap import UsageError
 from overlap.processes.introduce import introduce_by_mpi
 from overlap.processes.launchers import first_host, is_loopback
-from overlap.processes.place import ProcessPlace, find_place, member_variables, without_membership
+from overlap.processes.place import ProcessPlace, find_place, member_variables, without_launcher_variables
 from tests import interpreters
 from tests.errors import error_of
 
@@ -51,7 +51,7 @@ def test_what_overlap_run_sets_is_read_back():
         endpoint=("127.0.0.1", 4000), job="j", listener=7,
     )  # fmt: skip
     torch = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"]
-    assert [environ[name] for name in torch] == ["4", "8", "0", "4", "1", "127.0.0.1", "4000"]
+    assert [environ[name] for name in torch] == ["4", "8", "0", "4", "1", "127.0.0.1", "4001"]
 
 
 def test_the_ranks_of_a_place():
@@ -144,16 +144,10 @@ def test_a_batch_script_is_one_process():
     assert find_place({name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"}) is None
 
 
-@pytest.mark.parametrize(
-    "environ",
-    [
-        {},
-        {"RANK": "0", "WORLD_SIZE": "1"},
-        {"PMI_RANK": "0", "PMI_SIZE": "1"},
-        {"OVERLAP_NNODES": "4"},
-        own(node=0, nodes=1),
-    ],
-)
+ALONE = {"RANK": "0", "WORLD_SIZE": "1"}, {"PMI_RANK": "0", "PMI_SIZE": "1"}, {"OVERLAP_NNODES": "4"}
+
+
+@pytest.mark.parametrize("environ", [{}, *ALONE, own(node=0, nodes=1)])
 def test_a_world_of_one_process_has_no_place(environ):
     assert find_place(environ) is None
 
@@ -201,14 +195,12 @@ def test_our_own_names_must_agree_with_torchs(name, value, made):
 def test_what_a_member_starts_is_no_member():
     environ = own() | {"OVERLAP_MEMBER_PID": str(os.getpid())}
     assert find_place(environ).process == 1
-    assert find_place(environ, pid=os.getpid() + 1) is None
+    assert find_place(environ | {"OVERLAP_MEMBER_PID": str(os.getpid() + 1)}) is None
 
 
 def test_membership_is_taken_out_of_an_environment():
-    assert without_membership(own() | {"OVERLAP_MEMBER_PID": "1", "HOME": "/", "OVERLAP_RAILS": "2"}) == {
-        "HOME": "/",
-        "OVERLAP_RAILS": "2",
-    }
+    others = {"HOME": "/", "OVERLAP_RAILS": "2"}
+    assert without_launcher_variables(own() | {"OVERLAP_MEMBER_PID": "1"} | others) == others
 
 
 # -- ranks, nodes, settings --------------------------------------------------------------------------------------
@@ -240,7 +232,7 @@ def test_the_secret_shows_nowhere():
         ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK: expected a whole number from 0 to 2147483647, got 'x'"),
         ({"RANK": "1", "WORLD_SIZE": "0"}, "WORLD_SIZE: expected a whole number from 1 to 2147483647, got '0'"),
         ({"RANK": "٣", "WORLD_SIZE": "4"}, "RANK: expected a whole number from 0 to 2147483647, got '٣'"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2: ranks are numbered from 0, and WORLD_SIZE=2"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 is too large: with WORLD_SIZE=2 it can be 0 to 1"),
         ({"RANK": "1"}, "RANK=1 (torchrun) needs WORLD_SIZE, which is not set"),
         ({"PMI_SIZE": "4"}, "PMI_SIZE=4 (MPICH) needs PMI_RANK, which is not set"),
         (TORCHRUN, "no secret: whatever reaches 10.0.0.1:29501 could join the job; give every process the same "),
@@ -250,7 +242,7 @@ def test_the_secret_shows_nowhere():
         (MPICH | {"MPI_LOCALNRANKS": "3"}, "MPICH: nodes must have equally many processes, in order; this is"),
         (MPICH | {"MPI_LOCALRANKID": "2"}, "MPICH: nodes must have equally many processes, in order; this is"),
         (SLURM | {"SLURM_STEP_NODELIST": "[1"}, "SLURM_STEP_NODELIST: expected a host list such as node[01-03,7]"),
-        (MPICH | {"OVERLAP_RANKS": "12"}, "12 ranks cannot be divided among the 8 processes of MPICH"),
+        (MPICH | {"OVERLAP_RANKS": "12"}, "OVERLAP_RANKS: 12 ranks cannot be divided among the 8 processes of MPICH"),
         (MPICH | {"OVERLAP_NNODES": "3"}, "OVERLAP_NNODES=3: does not divide the 8 processes of MPICH"),
         (MPICH | {"OVERLAP_RDZV_ENDPOINT": "here"}, "OVERLAP_RDZV_ENDPOINT: "),
         (MPICH | {"OVERLAP_RDZV_ENDPOINT": "here:0"}, "OVERLAP_RDZV_ENDPOINT: 'here:0' has no port"),
@@ -303,7 +295,7 @@ def test_an_mpi_library_that_is_not_the_launchers(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "mpi4py", types.SimpleNamespace(MPI=library))
     place = find_place({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"})
-    assert str(error_of(UsageError, trio.run, introduce_by_mpi, place)) == (
+    assert str(error_of(UsageError, trio.run, introduce_by_mpi, place, 60.0)) == (
         "Open MPI started 4 processes, and the library of mpi4py (MPICH Version: 4.3.0) sees 1: it is not the "
         "launcher's; start with the mpiexec that belongs to it, install an mpi4py that was built for the launcher's "
         "library, or set MASTER_ADDR and MASTER_PORT"
@@ -316,12 +308,8 @@ def test_a_process_that_mpi_lets_wait_ends_after_the_time_to_join(tmp_path):
     (tmp_path / "mpi4py" / "__init__.py").touch()
     (tmp_path / "mpi4py" / "MPI.py").write_text("import ctypes\nctypes.PyDLL(None).sleep(100)")
     (tmp_path / "program.py").write_text("import overlap\noverlap.run(print)")
-    variables = {
-        "PMI_RANK": "0",
-        "PMI_SIZE": "2",
-        "OVERLAP_JOIN_TIMEOUT_S": "0.5",
-        "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}",
-    }
+    variables = {"PMI_RANK": "0", "PMI_SIZE": "2", "OVERLAP_JOIN_TIMEOUT_S": "0.5"}
+    variables["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"
     ended = interpreters.run("program.py", cwd=tmp_path, env=os.environ | variables, timeout=60)
     assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "")
     assert ended.stderr == (

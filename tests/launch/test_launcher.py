@@ -15,7 +15,7 @@ from overlap.cli import processes
 from overlap.cli.processes import open_listener
 from overlap.processes.sockets import ListenError
 from tests.faults.job import ends
-from tests.interpreters import ROOT, Python, environment
+from tests.interpreters import ROOT, environment
 
 LIMIT_S = 60  # of one step of a test; reached only by a launcher that hangs
 HEAD = "import os, signal, sys, time\nnode = int(os.environ['GROUP_RANK'])\n"
@@ -24,15 +24,8 @@ HEAD = "import os, signal, sys, time\nnode = int(os.environ['GROUP_RANK'])\n"
 class Job:
     """`overlap run` as a process of its own, which starts the nodes of a program."""
 
-    def __init__(self, folder, program, options, variables):
-        (folder / "train.py").write_text(f"{HEAD}{program}\n# reads sys.argv\n")
-        self.process = Python(
-            *("-m", "overlap", "run", *options, "train.py", "a", "--processes"),
-            cwd=folder,
-            env=environment(**variables),
-            stdin=subprocess.PIPE,
-            text=False,
-        )
+    def __init__(self, process):
+        self.process = process
 
     def lines(self, count):
         return sorted(self.process.stdout.readline().decode() for _ in range(count))
@@ -43,18 +36,15 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path):
-    """Return a function that starts a program, on two nodes if it is not told how; none of it survives the test."""
-    jobs = []
+def job(tmp_path, start_python):
+    """Return a function that starts a program, on two nodes if it is not told how."""
 
     def start(program, *options, **variables):
-        jobs.append(Job(tmp_path, program, options or ("--processes", "2"), variables))
-        return jobs[-1]
+        (tmp_path / "train.py").write_text(f"{HEAD}{program}\n# reads sys.argv\n")
+        command = ("-m", "overlap", "run", *(options or ("--processes", "2")), "train.py", "a", "--processes")
+        return Job(start_python(*command, env=environment(**variables), stdin=subprocess.PIPE, text=False))
 
-    yield start
-    for one in jobs:
-        one.process.kill()
-        one.process.communicate(timeout=LIMIT_S)
+    return start
 
 
 # -- starting ----------------------------------------------------------------------------------------------------

@@ -20,9 +20,9 @@ from overlap.launch.jobs import (
     KernelState,
     Kill,
     LaunchSpec,
-    Line,
 )
 from overlap.launch.launcher import read_child_state
+from overlap.processes.members import PrintLine
 from overlap.processes.status import Entering, Leaving, Status
 from overlap.processes.wire import MemberLost
 
@@ -41,7 +41,7 @@ class Node:
         self, node, *, ends_s=inf, waits_s=inf, joins_s=inf, returncode=0, status=None, losses=(), stopped_s=(),
         outside=False, held=False, kernel=(), queued=0.0, **after,
     ):  # fmt: skip
-        self.node, self.ends_s, self._last, self._status = node, ends_s, returncode, status
+        self.node, self.ends_s, self._last = node, ends_s, returncode
         self._stopped_s, self._held, self._kernel = stopped_s, held, kernel  # in it from the beginning, by second
         self._queued = queued  # share of the time in which it waits for a processor
         self.got = []
@@ -92,7 +92,7 @@ def launched(*lives, ctrl_c_s=(), elsewhere=0, first=0):
             match action:
                 case Kill(node, number):
                     nodes[node].send(number, now_s)
-                case Line(text):
+                case PrintLine(text):
                     told.append((now_s, text))
 
     presses_s = list(ctrl_c_s)

@@ -95,7 +95,7 @@ def test_what_a_gone_process_has_written_is_shown_though_the_pipe_stays_open(pip
         (reads, prints), (shown, writes) = pipe(), pipe()
         os.write(prints, b"one\ntwo")
         relay = Relay(reads, writes, screen=Screen(), prefix=b"> ")
-        relay.hurry()
+        relay.limit_rest()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(relay.run)
             await trio.testing.wait_all_tasks_blocked()
@@ -227,7 +227,7 @@ async def test_what_was_printed_is_in_the_log_before_what_the_process_says_elsew
         with open_log(str(tmp_path / "log")) as log:
             relay = Relay(reads, STDOUT, screen=Screen(), log=log)
             os.write(writes, b"hello\nwor")
-            relay.catch_up()
+            relay.log_pending_output()
             write_log(log, [b"the end\n"])
             os.write(writes, b"ld\n")
             os.close(writes)

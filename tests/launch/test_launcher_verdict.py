@@ -4,10 +4,12 @@ from threading import Thread
 
 import pytest
 
+from overlap.cli.processes import _report_end
+from overlap.config import RunConfig
 from overlap.errors import PeerFailedError, RankFailedError, StallError
 from overlap.kernel_facts import oom_kills
 from overlap.launch.jobs import Job
-from overlap.launch.report import report_error
+from overlap.launch.launcher import LaunchOutcome
 from overlap.launch.verdict import card, exit_code, find_culprit
 from overlap.processes.status import (
     LONGEST_BYTES,
@@ -20,10 +22,14 @@ from overlap.processes.status import (
     report_to_launcher,
     status_from_error,
 )
+from tests.threads import running
 from transports import LinkLostError
 
 GUILTY = Status(cause=True, line="bad", text="Traceback\nValueError: bad\n")
-FAILED = "rank {} failed at a.py:1: ValueError: no; the other 7 ranks were stopped"
+STOPPED = "; the other 7 ranks were stopped"
+FAILED = "rank {} failed at a.py:1: ValueError: no" + STOPPED
+INNER_FAILED = f"rank 5 failed at a.py:1: RankFailedError: {FAILED.format(0)}{STOPPED}"
+LATE = "the world did not finish within timeout_s=1; raise timeout_s if the program is only slow"
 VICTIM = Status(cause=False, rank=4, line="rank 4 failed")
 
 
@@ -45,6 +51,12 @@ def failed(rank, cause):
         ([ended(0, 1, VICTIM), ended(1, 1, GUILTY)], 1),
         ([ended(0, 1, VICTIM), ended(1, -9)], 1),
         ([ended(0, 1, GUILTY), ended(1, 3, GUILTY)], 0),
+        ([ended(1, -9), ended(0, 3, Status(cause=True, line="3", code=3))], 1),  # `sys.exit(3)`, after its world
+        ([ended(0, 1, VICTIM), ended(1, 3, Status(cause=True, line="3", code=3))], 1),
+        ([ended(1, -9), ended(0, 1, GUILTY, losses={1})], 1),  # it has caught the loss, and goes on to a bug of its own
+        ([ended(1, -9), ended(0, 1, GUILTY)], 0),  # its error came before the kill
+        ([ended(1, 1, VICTIM), ended(0, 1, GUILTY, losses={1})], 0),  # an end that is no kill
+        ([ended(1, -9, stopped=True), ended(0, 1, GUILTY, losses={1})], 0),  # the launcher's kill
         ([ended(0, -15, stopped=True), ended(1, 1, GUILTY)], 1),
         ([ended(0, -15, stopped=True), ended(1, 1, VICTIM)], 1),
         ([ended(0, 0), ended(1, 1, VICTIM)], 1),
@@ -96,6 +108,15 @@ def test_a_process_that_vanished_has_failed_and_is_the_cause():
     assert card(vanished) == [
         "overlap: process 1 (ranks 4-7, pid 77) exited with code 0 before its world had ended, as os._exit does"
     ]
+
+
+def test_of_many_errors_after_a_kill_one_is_shown(capsys):
+    others = [ended(node, 1, GUILTY, losses={1}) for node in (0, 2, 3)]
+    outcome = LaunchOutcome(endings=[ended(1, -9), *others], asked=None)
+    assert _report_end(outcome, 0, RunConfig()) == 137
+    assert capsys.readouterr().err.splitlines() == [
+        *card(others[0]), "overlap: 2 more processes failed after that loss, too", *card(ended(1, -9)),
+    ]  # fmt: skip
 
 
 def test_a_process_that_hung_is_at_fault_and_its_accuser_tells():
@@ -195,6 +216,18 @@ def test_a_long_line_of_a_card_keeps_its_beginning_and_its_end():
     assert told[0] == f"begin{'x' * 995} ... 98000 characters left out ... {'x' * 995}end!!"
 
 
+def raised_from(cause):
+    error = RuntimeError("torch's")
+    error.__cause__ = cause
+    return error
+
+
+def raised_after(cause, *, from_none=False):
+    error = SystemExit("bye")
+    error.__context__, error.__suppress_context__ = cause, from_none
+    return error
+
+
 # -- the record --------------------------------------------------------------------------------------------------
 
 
@@ -206,9 +239,15 @@ def test_a_long_line_of_a_card_keeps_its_beginning_and_its_end():
         (KeyboardInterrupt(), Status(cause=True, line="KeyboardInterrupt")),
         (failed(5, ValueError("no")), Status(cause=True, rank=5, line=FAILED.format(5))),
         (failed(1, ValueError("no")), Status(cause=False, rank=1, line=FAILED.format(1))),
+        (failed(5, failed(0, ValueError("no"))), Status(cause=True, rank=5, line=INNER_FAILED)),
         (PeerFailedError("rank 1 failed", culprit=1), Status(cause=False, rank=1, line="rank 1 failed")),
         (PeerFailedError("the world has ended", culprit=-1), Status(cause=False, line="the world has ended")),
-        (StallError(1.0, []), Status(cause=True, line="the world did not finish within timeout_s=1")),
+        (StallError(1.0, []), Status(cause=True, line=LATE)),
+        (raised_from(PeerFailedError("rank 1 failed", culprit=1)), Status(cause=False, rank=1, line="torch's")),
+        (raised_from(ValueError("no")), Status(cause=True, line="torch's")),
+        (raised_after(failed(1, PeerFailedError("no", culprit=1))), Status(cause=False, rank=1, line="bye")),
+        (raised_after(PeerFailedError("no", culprit=1), from_none=True), Status(cause=False, rank=1, line="bye")),
+        (raised_after(ValueError("no")), Status(cause=True, line="bye")),
     ],
 )  # fmt: skip
 def test_an_error_is_judged_by_where_it_began(error, expected):
@@ -232,12 +271,10 @@ def test_the_record_is_read_back():
 def told_and_read(status):
     """What the launcher reads of a record that is longer than a pipe holds."""
     reading, writing = os.pipe()
-    teller = Thread(target=report_to_launcher, args=(status, {"OVERLAP_STATUS_FD": str(writing)}))
-    teller.start()
-    data = bytearray()
-    while not data.endswith(b"\n"):
-        data += os.read(reading, 1 << 20)
-    teller.join()
+    with running(Thread(target=report_to_launcher, args=(status, {"OVERLAP_STATUS_FD": str(writing)}))):
+        data = bytearray()
+        while not data.endswith(b"\n"):
+            data += os.read(reading, 1 << 20)
     os.close(reading)
     os.close(writing)
     assert len(data) <= LONGEST_BYTES
@@ -294,26 +331,3 @@ def test_kills_for_want_of_memory_are_counted(tmp_path, groups, file, text, coun
 
 def test_without_control_groups_none_are_counted(tmp_path):
     assert oom_kills(tmp_path) == 0
-
-
-# -- programs that are not ours ----------------------------------------------------------------------------------
-
-
-class DistNetworkError(RuntimeError):
-    """Stands for torch's."""
-
-
-@pytest.mark.parametrize("ours", [True, False])
-def test_torchs_store_that_wants_the_launchers_port_is_told_in_a_sentence(ours, monkeypatch, capsys):
-    monkeypatch.setenv("MASTER_PORT", "29500" if ours else "29501")
-    monkeypatch.setenv("OVERLAP_NODE_RANK", "0")
-    said = (
-        "The server socket has failed to listen. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: x"
-    )
-    with pytest.raises(DistNetworkError) as caught:
-        raise DistNetworkError(said)
-    assert report_error(caught.value, command=False) == 1
-    told = capsys.readouterr().err
-    assert ("start this program with torchrun" in told) == ours
-    assert ("Traceback" in told) == (not ours)
-    assert "test_launcher_verdict.py:" in told or not ours

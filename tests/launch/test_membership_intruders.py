@@ -1,7 +1,5 @@
 """What strangers, broken members and stopped ones can do to a world: nothing, but to be lost themselves."""
 
-from __future__ import annotations
-
 import errno
 import re
 import struct
@@ -18,6 +16,7 @@ from overlap.processes.join import Membership
 from overlap.processes.link import ControlLink
 from overlap.processes.members import MemberLostError
 from overlap.processes.wire import (
+    CHECK_NETWORK,
     Bye,
     Contribution,
     Goodbye,
@@ -42,14 +41,13 @@ from .company import Company, MakeCompany, Puppet, wait_and_leave, watch
 OPENING = b"ovlp" + struct.pack("!H", VERSION)
 
 
-async def knock(company: Company, data: bytes, *, then_eof: bool = False) -> bytes:
-    """Say something to the host as a stranger, and return all that it answers until it hangs up."""
+async def knock(company: Company, data: bytes) -> bytes:
+    """Say something and no more to the host as a stranger, and return all that it answers until it hangs up."""
     answer = b""
     async with await trio.open_tcp_stream(*company.endpoint) as stream:
         try:
             await stream.send_all(data)
-            if then_eof:
-                await stream.send_eof()
+            await stream.send_eof()
             while more := await stream.receive_some():
                 answer += more
         except trio.BrokenResourceError:
@@ -64,9 +62,9 @@ async def test_strangers_hear_nothing_and_disturb_nobody(make_company: MakeCompa
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(company.attend, 0, wait_and_leave))
         for noise in noises:
-            assert await knock(company, noise, then_eof=True) == b""
+            assert await knock(company, noise) == b""
             # behind an opening that is right there is the host's own, and at most one letter
-            assert len(await knock(company, OPENING + noise, then_eof=True)) <= 38 + 1
+            assert len(await knock(company, OPENING + noise)) <= 38 + 1
         nursery.start_soon(company.attend, 1, wait_and_leave)
     lines = company.lines
     assert all(line.startswith("turned away 127.0.0.1:") for line in lines)
@@ -97,9 +95,8 @@ async def test_connections_that_say_nothing_are_capped_and_members_get_in_past_t
             nursery.start_soon(loiter, company)
         await most_are_gone.wait()
         nursery.start_soon(company.attend, 1, wait_and_leave)
-    lines = company.lines
     assert closed == [b""] * 40
-    assert [re.sub(r"\d+\.\d+\.\d+\.\d+:\d+", "ADDRESS", line) for line in lines] == [
+    assert [re.sub(r"\d+\.\d+\.\d+\.\d+:\d+", "ADDRESS", line) for line in company.lines] == [
         "turned away ADDRESS: it sent nothing while too many other connections waited (others like it are only counted)"
     ]
 
@@ -143,12 +140,13 @@ async def test_a_handshake_that_is_late_matters_where_a_member_is_missing(
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"\xff" * 12, "bytes that are no frame, or were damaged on the way"),
+        (b"\xff" * 12, f"bytes that are no frame, or were damaged on the way; {CHECK_NETWORK}"),
         (add_frame_head(bytes(65537))[:12], "a frame claims 65537 bytes, the limit is 65536"),
-        (add_frame_head(b"abc")[:-1] + b"?", "a frame of 3 bytes that was damaged on the way"),
+        (add_frame_head(b"abc")[:-1] + b"?", f"a frame of 3 bytes that was damaged on the way; {CHECK_NETWORK}"),
         (
             add_frame_head(b"\xc1"),
-            "1 bytes that are no message: MessagePack data is malformed: invalid opcode '\\xc1' (byte 0)",
+            "1 bytes that are no message of the control plane: MessagePack data is "
+            "malformed: invalid opcode '\\xc1' (byte 0)",
         ),
         (encode(Ready(process="")), "a Ready, which is not its turn"),
         (encode(Join(detail="overlap 0.1.0, local", process="")), "a Join, which is not its turn"),
@@ -164,12 +162,12 @@ async def test_a_member_that_breaks_the_protocol_is_lost_and_nobody_else(
     data: bytes, reason: str, make_company: MakeCompany
 ) -> None:
     seen = {}
+    text = f"it sent {reason}" if reason.endswith(CHECK_NETWORK) else f"it sent {reason}; {BROKEN_PROTOCOL}"
 
     async def hear_of_the_loss(membership: Membership) -> None:
-        news = membership
-        seen[membership.member] = [await anext(news)]
+        seen[membership.member] = [await anext(membership)]
         membership.send_notice(b"I go on")
-        seen[membership.member].append(await anext(news))
+        seen[membership.member].append(await anext(membership))
         await membership.leave()
 
     company = make_company(3)
@@ -179,11 +177,11 @@ async def test_a_member_that_breaks_the_protocol_is_lost_and_nobody_else(
         puppet = await Puppet.enter(company, 2)
         assert await puppet.hear(Ready) == Ready(process="")
         await puppet.say(data)
-        assert await puppet.hear(Refused) == Refused(reason=f"it sent {reason}; {BROKEN_PROTOCOL}")
+        assert await puppet.hear(Refused) == Refused(reason=text)
         assert await puppet.hear(Ready) is None
         await puppet.stream.aclose()
     assert company.lines == []
-    lost = MemberLost(member=2, reason=f"it sent {reason}; {BROKEN_PROTOCOL}")
+    lost = MemberLost(member=2, reason=text)
     assert seen == {0: [lost, MemberNotice(1, b"I go on")], 1: [lost, MemberNotice(0, b"I go on")]}
 
 
@@ -260,9 +258,8 @@ async def test_silence_is_suspect_then_a_loss_and_the_silent_one_is_told(make_co
         await puppet.hear(Ready)
         assert await puppet.hear(Refused) == Refused(reason=reason)
         await puppet.stream.aclose()
-    lines = company.lines
     assert seen == {member: MemberLost(member=2, reason=reason) for member in (0, 1)}
-    assert lines == [
+    assert company.lines == [
         "process 2 has been silent for 0.2 s: it may be stopped, or in a call that keeps the GIL; "
         "it counts as lost after 0.6 s",
     ]
@@ -338,7 +335,7 @@ class Exhausted:
 
 async def accepting(listener: Exhausted) -> None:
     mine = RendezvousConfig(job="digits", member=0, members=2, endpoint=("", 0), secret=b"secret")
-    await acceptor.Host(listener, mine, print).attend()  # type: ignore[arg-type]
+    await acceptor.Host(mine, print, print).accept_connections(listener)  # type: ignore[arg-type]
 
 
 async def test_while_there_are_no_descriptors_left_it_asks_ten_times_a_second_and_no_more(clock: MockClock) -> None:

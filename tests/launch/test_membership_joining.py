@@ -1,7 +1,5 @@
 """How worlds come together, who is refused and in which words, and what strangers can do: nothing."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -1,7 +1,5 @@
 """Control messages on the wire: what is written can be read, nothing else can, and links that break meanwhile."""
 
-from __future__ import annotations
-
 from typing import Any, get_args, get_type_hints
 
 import msgpack
@@ -183,9 +181,9 @@ def test_no_bit_may_flip_on_the_way() -> None:
 
 
 def test_what_does_not_fit_is_not_sent() -> None:
-    with pytest.raises(MessageError, match=r"^a Contribution of \d+ bytes, the limit is 65536$"):
+    with pytest.raises(MessageError, match=r"^a Contribution of \d+ bytes, the limit is 65536; send fewer"):
         encode(Contribution(name="x", turn=0, blob=bytes(FRAME_LIMIT_BYTES)))
-    with pytest.raises(MessageError, match=r"^a Ping cannot be sent: "):
+    with pytest.raises(MessageError, match=r"^a Ping cannot be sent: sent_ns: "):
         encode(Ping(sent_ns=2**64))
     assert len(encode(Contribution(name="x" * 100, turn=2**40, blob=bytes(BLOB_LIMIT_BYTES)))) < FRAME_LIMIT_BYTES
 
@@ -257,10 +255,9 @@ async def test_64_mib_may_wait_for_a_member_and_no_byte_more() -> None:
         reasons.append(reason)
         return []
 
-    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    async with listener, trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery:
         config = RendezvousConfig(job="", member=0, members=2, endpoint=("", 0), secret=b"-", detail="")
-        host = Host(listener, config, lambda line: None)
+        host = Host(config, lambda message: None, lambda line: None)
         host.members.end_link = lose  # type: ignore[method-assign]
         nursery.start_soon(host.serve_member, Silent(), "somewhere", 1)
         await trio.testing.wait_all_tasks_blocked()

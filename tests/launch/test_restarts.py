@@ -14,7 +14,7 @@ from overlap.launch.jobs import LaunchSpec
 from overlap.launch.launcher import LaunchOutcome
 from overlap.processes.status import Status
 from tests import interpreters
-from tests.interpreters import Python, environment, free_port, launch
+from tests.interpreters import environment, free_port, launch
 
 LIMIT_S = 240  # of a job; reached only by one that hangs
 
@@ -32,10 +32,10 @@ CRASH = "process 1 (ranks 2-3, pid 4711) was killed by SIGSEGV"
 class Story:
     """Launches that end as told, and the steps that are kept after each of them."""
 
-    def __init__(self, *endings, most=10, steps=(), place="state", asked=None, kept=MappingProxyType({})):
+    def __init__(self, *endings, most=10, steps=(), place="state", asked=None, kept=MappingProxyType({}), signs=()):
         self.endings, self.steps, self.lines = list(endings), [None, *steps], []
         self.attempts, self.pauses_s, self.asked = [], [], asked
-        self.signs, self.kept, self.place = {}, kept, place
+        self.signs, self.kept, self.place = dict(signs), kept, place
         self.config = RunConfig(max_restarts=most, state_dir=place)
 
     def tell(self):
@@ -50,7 +50,8 @@ class Story:
             patch.setattr(restarts, "last_signs_of_process", lambda pid, folder: self.signs.get(pid, []))
             patch.setattr(restarts.time, "sleep", lambda pause_s: pause_s and self.pauses_s.append(pause_s))
             patch.setattr(restarts.trio, "run", lambda launch, what: self._once(what))
-            return restarts.launch_again(what, self.config, self.place)
+            self.outcome = restarts.launch_again(what, self.config, self.place)
+        return self
 
     def step(self):
         return self.steps[min(len(self.attempts), len(self.steps) - 1)]
@@ -64,8 +65,7 @@ class Story:
 
 def test_checkpoints_in_a_folder_of_the_program_are_told():
     """The second attempt ends before it has saved anything."""
-    story = Story(KILLED, KILLED, WELL, place=None, steps=[41, 43], kept={1: 40})
-    story.tell()
+    story = Story(KILLED, KILLED, WELL, place=None, steps=[41, 43], kept={1: 40}).tell()
     assert [line.partition(":")[0] for line in story.lines] == [
         "restart 1 of 10, from step 40", "restart 2 of 10, from step 40",
     ]  # fmt: skip
@@ -73,15 +73,14 @@ def test_checkpoints_in_a_folder_of_the_program_are_told():
 
 def test_an_error_with_details_is_told_by_its_headline():
     text = "overlap: the world did not finish within timeout_s=9: ranks 0, 2 wait for rank 1\n  rank 0: recv\n"
-    story = Story(replace(RAISED, status=Status(cause=True, text=text)), WELL, steps=[None])
-    story.tell()
+    story = Story(replace(RAISED, status=Status(cause=True, text=text)), WELL, steps=[None]).tell()
     [line] = story.lines
     assert line.endswith(": the world did not finish within timeout_s=9: ranks 0, 2 wait for rank 1")
 
 
 def test_each_attempt_is_told_in_one_line():
-    story = Story(KILLED, RAISED, KILLED, WELL, steps=[None, 40, 50])
-    assert story.tell().endings == [WELL]
+    story = Story(KILLED, RAISED, KILLED, WELL, steps=[None, 40, 50]).tell()
+    assert story.outcome.endings == [WELL]
     assert story.lines == [
         f"restart 1 of 10 in 1 s, from the beginning (no complete state in state): {CRASH}",
         "restart 2 of 10, from step 40: rank 1 failed at train.py:8: ValueError: no",
@@ -91,9 +90,8 @@ def test_each_attempt_is_told_in_one_line():
 
 
 def test_what_a_process_was_doing_that_died_without_a_word_is_told():
-    story = Story(KILLED, RAISED, WELL, steps=[40, 50])
-    story.signs[4711] = ["rank 2 of 4711 was in x", "rank 3 was in y"]
-    story.tell()
+    signs = {4711: ["rank 2 of 4711 was in x", "rank 3 was in y"]}
+    story = Story(KILLED, RAISED, WELL, steps=[40, 50], signs=signs).tell()
     assert story.lines == [
         f"restart 1 of 10, from step 40: {CRASH}; rank 2 of 4711 was in x",
         "restart 2 of 10, from step 50: rank 1 failed at train.py:8: ValueError: no",
@@ -101,16 +99,15 @@ def test_what_a_process_was_doing_that_died_without_a_word_is_told():
 
 
 def test_without_a_folder_it_says_what_keeps_a_state():
-    story = Story(KILLED, WELL, steps=[7], place=None)
-    story.tell()
+    story = Story(KILLED, WELL, steps=[7], place=None).tell()
     assert story.lines == [
         f"restart 1 of 10, from the beginning (no complete state; --state-dir or Checkpoints keep one): {CRASH}"
     ]
 
 
 def test_it_waits_longer_each_time_and_gives_up_where_there_is_no_progress():
-    story = Story(*[KILLED] * 9, steps=[40, 40, 40, 40, 40])
-    assert story.tell().endings == [KILLED]
+    story = Story(*[KILLED] * 9, steps=[40, 40, 40, 40, 40]).tell()
+    assert story.outcome.endings == [KILLED]
     assert story.lines[1:] == [
         f"restart 2 of 10 in 1 s, from step 40: {CRASH}",
         f"restart 3 of 10 in 2 s, from step 40: {CRASH}",
@@ -120,38 +117,34 @@ def test_it_waits_longer_each_time_and_gives_up_where_there_is_no_progress():
 
 
 def test_progress_begins_the_count_anew():
-    story = Story(*[KILLED] * 9, steps=[1, 1, 1, 2, 2, 2, 2])
-    story.tell()
+    story = Story(*[KILLED] * 9, steps=[1, 1, 1, 2, 2, 2, 2]).tell()
     assert len(story.attempts) == 7
     assert story.pauses_s == [1.0, 2.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(("most", "times"), [(1, "once"), (2, "2 times")])
 def test_it_gives_up_when_all_restarts_are_used_up(most, times):
-    story = Story(*[KILLED] * 9, steps=[1, 2, 3, 4], most=most)
-    story.tell()
+    story = Story(*[KILLED] * 9, steps=[1, 2, 3, 4], most=most).tell()
     assert len(story.attempts) == most + 1
     assert story.lines[-1] == f"gives up: it has been started again {times}, and --max-restarts allows no more"
 
 
 def test_bad_usage_is_not_tried_again():
-    story = Story(replace(RAISED, returncode=2))
-    story.tell()
+    story = Story(replace(RAISED, returncode=2)).tell()
     assert (len(story.attempts), story.lines) == (1, [])
 
 
 def test_an_error_of_usage_is_not_tried_again():
     text = "overlap: rank 1 failed at train.py:8: UsageError: op: 'summ' is unknown\n"
     wrong = Status(cause=True, rank=1, text=text)
-    story = Story(*[replace(RAISED, status=wrong)] * 4)
-    story.tell()
+    story = Story(*[replace(RAISED, status=wrong)] * 4).tell()
     assert len(story.attempts) == 1
     assert story.lines[-1] == "gives up: an error of usage would come again"
 
 
 def test_who_asks_it_to_end_is_obeyed():
-    story = Story(KILLED, asked=signal.SIGTERM)
-    assert story.tell().asked == signal.SIGTERM
+    story = Story(KILLED, asked=signal.SIGTERM).tell()
+    assert story.outcome.asked == signal.SIGTERM
     assert (len(story.attempts), story.lines) == (1, [])
 
 
@@ -190,40 +183,32 @@ overlap.run(main, ranks=2)
 """
 
 
-class Job:
-    def __init__(self, folder, *options, kills, **variables):
+@pytest.fixture
+def start(tmp_path, start_python):
+    """Return a function that starts a job in a folder of its own."""
+
+    def start(name, *options, kills, **variables):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
         (folder / "train.py").write_text(TRAIN)
-        self.process = Python(
-            *("-m", "overlap", "run", "--state-dir", "state", *options, "train.py", kills),
-            cwd=folder,
-            env=environment(OVERLAP_FLIGHT_DIR=str(folder / "records"), **variables),
+        command = ("-m", "overlap", "run", "--state-dir", "state", *options, "train.py", kills)
+        return start_python(
+            *command, cwd=folder, env=environment(OVERLAP_FLIGHT_DIR=str(folder / "records"), **variables)
         )
 
-    def end(self):
-        out, err = self.process.communicate(timeout=LIMIT_S)
-        return self.process.returncode, out.split(), err.splitlines()
+    return start
 
 
-@pytest.fixture
-def job(tmp_path):
-    """Return a function that starts a job in a folder of its own; none survives the test."""
-    jobs = []
-
-    def start(name, *options, **details):
-        (tmp_path / name).mkdir(exist_ok=True)
-        jobs.append(Job(tmp_path / name, *options, **details))
-        return jobs[-1]
-
-    yield start
-    for one in jobs:
-        one.process.kill()
-        one.process.communicate(timeout=LIMIT_S)
+def end(process):
+    """Return the code with which it ends, the words of its output, and the lines of its errors."""
+    out, err = process.communicate(timeout=LIMIT_S)
+    return process.returncode, out.split(), err.splitlines()
 
 
-def check_kills(job, tmp_path, kills, *options):
+def check_kills(start, tmp_path, kills, *options):
     """Kill at random moments, and compare with what was never disturbed."""
-    undisturbed = job("undisturbed", "--no-prefix", *options, kills=0).end()
-    code, said, lines = job("killed", "--no-prefix", "--max-restarts", str(kills), *options, kills=kills).end()
+    undisturbed = end(start("undisturbed", "--no-prefix", *options, kills=0))
+    code, said, lines = end(start("killed", "--no-prefix", "--max-restarts", str(kills), *options, kills=kills))
     assert (code, said[:2]) == (0, ["restarts", str(kills)]), lines
     assert said[2:] == undisturbed[1][2:]
     told = [line for line in lines if line.startswith("overlap: restart ")]
@@ -236,18 +221,18 @@ def check_kills(job, tmp_path, kills, *options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
-def test_kills_leave_the_same_bits(job, tmp_path, kills):
-    check_kills(job, tmp_path, kills)
+def test_kills_leave_the_same_bits(start, tmp_path, kills):
+    check_kills(start, tmp_path, kills)
 
 
 @pytest.mark.slow
-def test_kills_of_one_node_of_two_leave_the_same_bits(job, tmp_path):
-    check_kills(job, tmp_path, 3, "--processes", "2")
+def test_kills_of_one_node_of_two_leave_the_same_bits(start, tmp_path):
+    check_kills(start, tmp_path, 3, "--processes", "2")
 
 
 @pytest.mark.parametrize("kills", [pytest.param(6, marks=pytest.mark.slow), pytest.param(18, marks=pytest.mark.kills)])
-def test_many_kills_of_one_node_of_four_leave_the_same_bits(job, tmp_path, kills):
-    check_kills(job, tmp_path, kills, "--processes", "4", "--ranks-per-process", "2")
+def test_many_kills_of_one_node_of_four_leave_the_same_bits(start, tmp_path, kills):
+    check_kills(start, tmp_path, kills, "--processes", "4", "--ranks-per-process", "2")
 
 
 @pytest.mark.slow
@@ -262,15 +247,10 @@ def test_a_program_that_always_fails_ends_with_its_error_last(tmp_path):
     assert lines[-2] == "ValueError: no"
 
 
-@pytest.mark.parametrize(
-    ("options", "variables", "message"),
-    [
-        ([], {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
-         "torchrun has started this process, and would have to start it again; leave it out"),
-    ],
-)  # fmt: skip
-def test_who_does_not_start_the_processes_cannot_start_them_again(job, options, variables, message):
-    code, _, lines = job("refused", "--max-restarts", "1", *options, kills=0, **variables).end()
+def test_who_does_not_start_the_processes_cannot_start_them_again(start):
+    rank = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    code, _, lines = end(start("refused", "--max-restarts", "1", kills=0, **rank))
+    message = "torchrun has started this process, and would have to start it again; leave it out"
     assert (code, lines) == (2, [f"overlap: --max-restarts: {message}"])
 
 
@@ -307,21 +287,21 @@ def test_without_a_state_the_step_that_was_reached_is_the_progress(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_node_that_is_lost_with_its_launcher_is_replaced_by_another(job, tmp_path, lost):
+def test_a_node_that_is_lost_with_its_launcher_is_replaced_by_another(start, lost):
     """As on two machines: each has a launcher; one is gone, and another takes its place with the same secret."""
     secret = "00" * 32
 
-    def start(node, kills):
+    def start_node(node, kills):
         where = ("--nnodes", "2", "--node-rank", str(node), "--rdzv-endpoint", endpoint)
-        return job("by-hand", "--no-prefix", "--max-restarts", "4", *where, kills=kills, OVERLAP_SECRET=secret)
+        return start("by-hand", "--no-prefix", "--max-restarts", "4", *where, kills=kills, OVERLAP_SECRET=secret)
 
-    undisturbed = job("undisturbed", "--no-prefix", "--processes", "2", kills=0).end()
+    undisturbed = end(start("undisturbed", "--no-prefix", "--processes", "2", kills=0))
     endpoint = f"127.0.0.1:{free_port()}"
-    nodes = [start(0, kills=2), start(1, kills=2)]
-    while "overlap: node 1 " in nodes[lost].process.stderr.readline():
+    nodes = [start_node(0, kills=2), start_node(1, kills=2)]
+    while "overlap: node 1 " in nodes[lost].stderr.readline():
         pass  # then it has failed once: the others count one attempt more than who comes now
-    nodes[lost].process.kill()
-    nodes[lost] = start(lost, kills=2)
-    codes, said = zip(*(node.end()[:2] for node in nodes), strict=True)
+    nodes[lost].kill()
+    nodes[lost] = start_node(lost, kills=2)
+    codes, said = zip(*(end(node)[:2] for node in nodes), strict=True)
     assert codes == (0, 0)
     assert said[0][2:] == undisturbed[1][2:]

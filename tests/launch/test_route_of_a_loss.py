@@ -1,7 +1,5 @@
 """The route of a lost process, from its connection to the error of its peers; process 0 hears of it last."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -107,11 +105,11 @@ def test_member_0_hears_of_a_loss_when_the_news_has_left_for_the_others(reads: b
         link = ControlLink(here, limit_bytes=10_000)
         heard: list[Message] = []
         config = RendezvousConfig(job="", member=0, members=3, endpoint=("", 0), secret=b"-")
-        host = Host(None, config, lambda line: None)  # type: ignore[arg-type]  # it accepts nobody
+        host = Host(config, heard.append, lambda line: None)
         host.links |= {1: link, 2: ControlLink(here, limit_bytes=10_000)}
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.write)
-            nursery.start_soon(host.deliver, heard.append)
+            nursery.start_soon(host.deliver)
             for member in range(3):
                 host.act(host.members.connect(member, ""))
                 host.receive(member, Join(detail="", process=""))

@@ -1,11 +1,9 @@
 """What signals ask of a process, with real processes: SIGTERM ends worlds in peace, SIGUSR1 lets them tell."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,8 +52,8 @@ def line_of(text: str, *, last: bool = False) -> int:
 class Job:
     """A program that runs, alone or under our launcher."""
 
-    def __init__(self, folder: Path, command: list[str], **variables: str) -> None:
-        self.process = Python(*command, cwd=folder, env=environment(**variables))
+    def __init__(self, process: Python) -> None:
+        self.process = process
 
     def pid_of_one_that_is_up(self) -> int:
         assert self.process.stdout is not None
@@ -82,19 +80,14 @@ Start = Callable[..., Job]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Return a function that starts a program; none of it survives the test."""
-    jobs: list[Job] = []
+def start(tmp_path: Path, start_python: Callable[..., Python]) -> Start:
+    """Return a function that starts a program."""
 
     def start(*command: str, program: str = PROGRAM, **variables: str) -> Job:
         (tmp_path / "train.py").write_text(program)
-        jobs.append(Job(tmp_path, list(command), **variables))
-        return jobs[-1]
+        return Job(start_python(*command, env=environment(**variables)))
 
-    yield start
-    for job in jobs:
-        job.process.kill()
-        job.process.communicate(timeout=LIMIT_S)
+    return start
 
 
 # -- to end ------------------------------------------------------------------------------------------------------

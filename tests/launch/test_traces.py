@@ -1,7 +1,5 @@
 """One trace file of all processes, of any size; and what becomes of it when one of them is gone."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -88,7 +86,7 @@ def test_the_trace_of_all_is_exact(tmp_path: Path) -> None:
     trace_files.clear()
 
     async def main(membership: Membership) -> None:
-        own = recorded(tmp_path, membership.member, members=3, spans=5_000, clock=membership.clock)
+        own = recorded(tmp_path, membership.member, members=3, spans=5_000, clock=membership.clock_offset)
         await joined(membership, path, own)
 
     assert meet(3, main) == []

@@ -1,7 +1,5 @@
 """What happens on the wires between the processes of a run, with thousands of operations in flight too."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -40,18 +38,18 @@ if __name__ == "__main__":
 FLIPS = """
 import numpy as np
 import overlap
-from transports.efa.reading import Reading
+from transports.efa.reading import ReadBuffer
 
 async def main(rank):
     x = np.ones(200_000, np.float32)
     await rank.all_reduce(x)
     if rank.rank == 1:
-        came = Reading.handle_received
+        came = ReadBuffer.handle_received
         def flipped(self, count):
             if count > 1000:
                 self.room()[count // 2] ^= 4
             return came(self, count)
-        Reading.handle_received = flipped
+        ReadBuffer.handle_received = flipped
     await rank.all_reduce(x, name="gradients", algorithm="ring")
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Whole worlds of several processes, started as users start them: results, traces, and every way to fail."""
 
-from __future__ import annotations
-
 import re
 import signal
 from pathlib import Path
@@ -309,6 +307,33 @@ def test_a_process_that_is_killed_is_named_with_what_it_was_doing(tmp_path: Path
     )
     assert lines[killed + 2] == f"  rank 3 {doing}"
     assert len(lines) <= killed + 4
+
+
+CATCHES = """
+import os, signal
+import overlap
+
+async def main(rank):
+    await rank.barrier()
+    if rank.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    await rank.barrier()
+
+try:
+    overlap.run(main)
+except overlap.RankFailedError:
+    pass
+raise ValueError("bug in the handling of the loss")
+"""
+
+
+@pytest.mark.slow
+def test_an_error_after_a_loss_is_shown_and_the_killed_process_is_named(tmp_path: Path) -> None:
+    run = launch(tmp_path, CATCHES, "--processes", "2")
+    assert run.returncode == 137
+    before, _, after = run.stderr.partition("ValueError: bug in the handling of the loss\n")
+    assert "Traceback" in before
+    assert re.match(r"overlap: process 0 .* exited with code 1\noverlap: process 1 .* was killed by SIGKILL", after)
 
 
 SENDS = """        await rank.send(np.zeros(1), 3, tag=1)

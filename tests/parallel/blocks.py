@@ -1,7 +1,5 @@
 """A perceptron in float64, whole and in pieces, and one rank that learns alone, with which all are compared."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -18,17 +16,17 @@ def draw(seed: int, *shape: int) -> Array:
     return np.random.default_rng(seed).standard_normal(shape)
 
 
-def block(seed: int, *, width: int = WIDTH, hidden: int = HIDDEN) -> dict[str, dict[str, Array]]:
+def block(seed: int, *, width: int = WIDTH) -> dict[str, dict[str, Array]]:
     """Weights of one block: up, tanh, down."""
     return {
-        "up": {"weight": draw(seed, width, hidden) * 0.4, "bias": draw(seed + 1, hidden) * 0.1},
+        "up": {"weight": draw(seed, width, HIDDEN) * 0.4, "bias": draw(seed + 1, HIDDEN) * 0.1},
         "act": {},
-        "down": {"weight": draw(seed + 2, hidden, width) * 0.4, "bias": draw(seed + 3, width) * 0.1},
+        "down": {"weight": draw(seed + 2, HIDDEN, width) * 0.4, "bias": draw(seed + 3, width) * 0.1},
     }
 
 
-def batch(step: int, rows: int = ROWS, width: int = WIDTH) -> tuple[Array, Array]:
-    return draw(100 + step, rows, width), draw(200 + step, rows, width)
+def batch(step: int) -> tuple[Array, Array]:
+    return draw(100 + step, ROWS, WIDTH), draw(200 + step, ROWS, WIDTH)
 
 
 def linear(w: dict[str, Array], x: Array) -> tuple[Array, Array]:
@@ -84,15 +82,13 @@ def descend(w: dict[str, dict[str, Array]], dw: dict[str, dict[str, Array]]) -> 
     return {layer: {name: each - LR * dw[layer][name] for name, each in whole.items()} for layer, whole in w.items()}
 
 
-def one_rank(
-    blocks: int, steps: int, rows: int = ROWS, optimizer: Optimizer | None = None, **sizes: int
-) -> tuple[list[Any], list[float]]:
+def one_rank(blocks: int, steps: int, optimizer: Optimizer | None = None) -> tuple[list[Any], list[float]]:
     """Train on one rank, without anything of ours but the optimizer; return all weights and the loss of every step."""
-    weights = [block(10 * i, **sizes) for i in range(blocks)]
+    weights = [block(10 * i) for i in range(blocks)]
     update = Updates(optimizer or SGD(LR))
     losses = []
     for step in range(steps):
-        x, target = batch(step, rows, sizes.get("width", WIDTH))
+        x, target = batch(step)
         kept = []
         for w in weights:
             x, each = block_forward(w, x)

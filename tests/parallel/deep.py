@@ -1,7 +1,5 @@
 """A model of 32 layers on 64 ranks of a trn2, in virtual time: what hides behind compute there."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

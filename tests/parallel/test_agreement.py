@@ -1,7 +1,5 @@
 """Ranks that should have alike: comparison of items and of weights, and who is named."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -196,7 +196,7 @@ def test_what_does_not_fit_is_told_on_every_rank(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("",), "name: expected that of a weight, got ''"),
+        (("",), "Cut(name=...): expected the name of a weight, a non-empty string, got ''"),
         (("w", -1), "axis: expected a whole number from 0, got -1"),
         (("w", 0, 0, 0), "of: expected a whole number from 1, got 0"),
         (("w", 0, 2, 2), "index: expected less than the 2 blocks of 'w', got 2"),

@@ -55,10 +55,10 @@ def test_a_hook_takes_the_place_of_all_reduce():
 # -- what is handed over, and when -----------------------------------------------------------------------------------
 
 
-async def steps_of(rank, model, gradients, names=None):
+async def steps_of(rank, model, gradients, names):
     """Hand over the same gradients in every step, in the order of `names`; return the weights."""
     for _ in range(3):
-        for name in names or gradients:
+        for name in names:
             model.reduce(name, gradients[name])
         model.step()
     return await model.finish()
@@ -159,7 +159,7 @@ def test_gradients_handed_over_twice_or_never_are_named():
         "name: 'x' is no parameter; known are w, v",
         "name: 'x' is no parameter; known are w, v",
         twice.format("w"),
-        "step: no gradient of 'v' in step 0; hand it over, or pass unused='zeros'",
+        "step: no gradient of 'v' in step 0; call model.reduce('v', gradient) before step(), or pass unused='zeros'",
         twice.format("v"),
     ]
 
@@ -177,7 +177,11 @@ def test_of_a_gradient_that_travels_alone_all_ranks_learn_the_same(clock):
         return str(error)
 
     first, second, third = run(main, 3, clock=clock)
-    assert second.startswith("rank 1 was about to send -inf by the gradient of 'w' at ")
+    sent, received = "was about to send", "no rank has received it"
+    if clock == "real":  # it is found in the mean
+        sent, received = "sent", "all ranks have received the mean with it"
+    assert second.startswith(f"rank 1 {sent} -inf by the gradient of 'w' at ")
+    assert second.endswith(f"; {received}: look for its cause in the computes of this rank")
     assert " in step 1: element [0, 2] of float64 (2, 3), the first of 2 that are not finite, is -inf; " in second
     assert clock == "virtual" or (first == third == second)
 
@@ -194,7 +198,7 @@ def test_a_rank_alone_that_writes_its_gradient_into_the_bucket_learns_it_too(clo
 
     [told] = run(main, 1, clock=clock)
     assert told.startswith("rank 0 was about to send inf by the gradient of 'w' at ")
-    assert " in step 0: element [1, 2] of float64 (2, 3) is inf; " in told
+    assert " in step 0: element [1, 2] of float64 (2, 3) is inf; no rank has received it: " in told
 
 
 def test_gradients_whose_sum_is_too_large_are_nobodys_fault():

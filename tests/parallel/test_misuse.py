@@ -1,7 +1,5 @@
 """What strategies, losses and layers get or return by mistake: one error that names the argument or function."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import partial
@@ -22,10 +20,7 @@ def params(dtype=np.float32):
 
 
 ADAM = parallel.Adam(1e-3)
-MODELS = {
-    "data parallel": parallel.DataParallel,
-    "sharded": partial(parallel.Sharded, stage=2),
-}
+MODELS = {"data parallel": parallel.DataParallel, "sharded": partial(parallel.Sharded, stage=2)}
 
 
 def refused(program, *, ranks=1):

@@ -1,7 +1,5 @@
 """Pipeline, data and tensor parallel at once, on a mesh; and how much of 64 ranks' traffic hides behind compute."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

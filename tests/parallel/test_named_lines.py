@@ -1,7 +1,5 @@
 """What a strategy computes by itself is told under the line of the program that has called it."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Callable

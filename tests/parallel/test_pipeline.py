@@ -1,7 +1,5 @@
 """Pipelines: the numbers of one rank under every schedule, its bubbles in virtual time, its memory, and bad input."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Callable
@@ -377,7 +375,8 @@ def test_what_cannot_be_meant_is_told(wrong: Callable[[overlap.Rank], object], t
         (
             (b.draw(0, 6, 6), b.draw(0, 8, 6)),
             0,
-            "x: shape (6, 6) does not divide into 4 microbatches; pad it, or choose another number",
+            "x: the first dimension of shape (6, 6) is no multiple of 4 microbatches; pad it to 8, or choose a number "
+            "of them that divides it",
         ),
         (([b.draw(0, 8, 6)], b.draw(0, 8, 6)), 0, "x: 1 microbatches were given; schedule 1f1b has 4"),
     ],

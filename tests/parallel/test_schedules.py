@@ -212,10 +212,15 @@ def test_damage_anywhere_is_found() -> None:
         ),
         ({"ranks": 0}, "ranks: expected a whole number from 1, got 0"),
         ({"microbatches": 2.5}, "microbatches: expected a whole number from 1, got 2.5"),
-        ({"chunks": 3}, "chunks: 1f1b has one stage on each rank, got 3; interleaved-1f1b has several"),
+        (
+            {"chunks": 3},
+            "chunks: 1f1b has one stage on each rank, got 3; "
+            "leave out chunks, or name interleaved-1f1b, which takes any number",
+        ),
         (
             {"name": "zb-v", "chunks": 1},
-            "chunks: zb-v has 2 stages on each rank, got 1; interleaved-1f1b has several",
+            "chunks: zb-v has 2 stages on each rank, got 1; "
+            "leave out chunks, or name interleaved-1f1b, which takes any number",
         ),
         (
             {"name": "dualpipe-v", "microbatches": 4},

@@ -265,6 +265,7 @@ def test_wrong_use_is_told_on_every_rank():
         "the gradients up and hand over the sum; or has model.step() been forgotten?",
         "name: the gradient of 'first.w' has been handed over in step 0, so its update may have begun; ask for the "
         "weight before that, or after step()",
-        "step: no gradient of 'rest.0', 'first.b' in step 0; hand it over, or pass unused='zeros'",
+        "step: no gradient of 'rest.0', 'first.b' in step 0; call model.reduce('rest.0', gradient) before step(), "
+        "or pass unused='zeros'",
     ]
     assert overlap.run(main, ranks=2) == [told, told]

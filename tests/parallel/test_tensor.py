@@ -1,7 +1,5 @@
 """Tensor-parallel layers and the loss of cut scores: the numbers of one rank, and what does not divide."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from trio.testing import assert_checkpoints
@@ -225,17 +223,14 @@ def test_forward_is_a_checkpoint_of_layers_that_only_compute_too() -> None:
         ),
         (lambda rank: Sequential(rank, {}), "layers: there are none; pass one or more"),
         (lambda rank: Sequential(rank, {"a": b.act(rank)}, parts=0), "parts: expected a whole number from 1, got 0"),
-        (
-            lambda rank: Local(rank, b.tanh),
-            "backward: give it, or its halves backward_input and backward_weights",
-        ),
+        (lambda rank: Local(rank, b.tanh), "backward: give it, or its halves backward_input and backward_weights"),
         (
             lambda rank: Local(rank, b.tanh, b.tanh_backward, backward_input=b.block_input),
             "backward_input, backward_weights: one is the half of the other; give both, or none",
         ),
         (
             lambda rank: rank.mesh(pp=2, tp=3),
-            "axes: pp=2 x tp=3 makes 6 ranks, but the world has 2; choose sizes with that product",
+            "axes: pp=2 x tp=3 makes 6 ranks, but the world has 2; choose sizes whose product is 2",
         ),
     ],
 )

@@ -1,7 +1,5 @@
 """Layers without weights, such as activations, in stages of a pipeline."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

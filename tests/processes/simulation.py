@@ -1,7 +1,5 @@
 """The time, the order of tasks, and what happens to processes: all of it decided by a seed, and the same every time."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,7 +14,7 @@ import trio
 from trio.testing import MockClock
 
 from overlap.runtime import backend, world
-from overlap.runtime.event_loop import CallbackTurns
+from overlap.runtime.event_loop import FairPauses
 from overlap.simulation.faults import Fates, Faults
 
 from .net import PROCESS, FakeSocket, Net, Process
@@ -170,7 +168,7 @@ def _in_virtual_time() -> Iterator[None]:
             if name.split(".")[0] in ("overlap", "transports") and hasattr(module, "perf_counter_ns"):
                 patched.setattr(module, "perf_counter_ns", now_ns)
         patched.setattr(
-            backend, "CallbackTurns", partial(CallbackTurns, 0.0)
+            backend, "FairPauses", partial(FairPauses, 0.0)
         )  # others' turns would come by the clock on the wall
         patched.setattr(world, "world_watch", lambda *_, **__: nullcontext())  # a thread, which knows no virtual time
         yield

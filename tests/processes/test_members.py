@@ -26,16 +26,7 @@ from overlap.processes.members import (
     Silence,
     View,
 )
-from overlap.processes.wire import (
-    Bye,
-    Contribution,
-    Join,
-    MemberNotice,
-    Message,
-    Notice,
-    Pong,
-    Refused,
-)
+from overlap.processes.wire import Bye, Contribution, Join, MemberNotice, Message, Notice, Pong, Refused
 
 from .simulation import seeds
 
@@ -105,22 +96,22 @@ class Process:
             return
         try:
             if self.turn is None and self.done < EXCHANGES:
-                self.view.check("exchange")
-                self.turn = self.view.begin("x")
+                self.view.check_exchange("exchange")
+                self.turn = self.view.begin_exchange("x")
                 self.send(Notice(body=b"%d" % self.turn))
                 self.send(Contribution(name="x", turn=self.turn, blob=self.part(self.member, self.turn)))
             elif self.turn is not None:
-                parts = self.view.parts("x", self.turn, "exchange")
+                parts = self.view.exchange_parts("x", self.turn, "exchange")
                 if parts is None:
                     return
                 assert parts == [self.part(member, self.turn) for member in range(self.world.size)]
-                self.view.end("x", self.turn)
+                self.view.end_exchange("x", self.turn)
                 self.done, self.turn = self.done + 1, None
         except (MemberLostError, UsageError):
             self.done = EXCHANGES
         if self.done == EXCHANGES or self.world.chance.random() < self.world.leaves_early:
             if self.turn is not None:  # as when its task is cancelled
-                self.view.end("x", self.turn)
+                self.view.end_exchange("x", self.turn)
                 self.turn = None
             self.has_left = True
             self.send(Bye())

@@ -1,7 +1,5 @@
 """Rendezvous and membership: whatever happens to processes, the others get on, or know whose loss it was."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

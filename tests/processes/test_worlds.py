@@ -1,11 +1,10 @@
 """Worlds of several processes under faults and cancellations: exact results, or a blame of one that was hit."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from itertools import count
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -153,6 +152,25 @@ def test_the_same_over_sockets(some: range) -> None:
     kinds = {check(live(seed, 2 + seed % 2, train, rails=1 + seed % 3), 2 + seed % 2) for seed in some}
     assert any("RankFailedError" in each for each in kinds)
     assert "list" in kinds
+
+
+async def test_operations_that_wait_are_looked_for_more_rarely_while_there_are_none(autojump_clock: object) -> None:
+    """The last looks are those after an operation that needs one soon, which begins at 0.7 s."""
+    plane, looked_at_s = ControlPlane(Mock(member=0), [[0], [1]]), list[float]()
+    found = iter([False, False, False, False, True, True])
+
+    def look(before_ns: int) -> bool:
+        looked_at_s.append(trio.current_time() - begun_s)
+        return next(found, False)
+
+    plane._communicators, begun_s = Mock(ask_others=look), trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(plane._report_periodically)
+        await trio.sleep(0.7)
+        plane.look_soon()
+        await trio.sleep(0.1)
+        nursery.cancel_scope.cancel()
+    assert looked_at_s == pytest.approx([0.025, 0.075, 0.175, 0.375, 0.575, 0.6, 0.625, 0.675, 0.725, 0.775])
 
 
 def test_what_waits_for_rails_ends_with_those_who_bring_them_back() -> None:

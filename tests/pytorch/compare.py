@@ -3,8 +3,6 @@
 `python -m tests.pytorch.compare SIZE [PROGRAM ...]` prints a line for each program, and ends with 1 if one differs.
 """
 
-from __future__ import annotations
-
 import sys
 
 import torch

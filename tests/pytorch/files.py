@@ -8,8 +8,6 @@ Each file runs in a process of its own, its ranks are forks, and the files are n
 by name it gets ours. Where a test expects a sentence of gloo's, the type of the error counts: sentences are ours.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import logging

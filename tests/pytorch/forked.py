@@ -4,8 +4,6 @@ Forks start in milliseconds, where starting Python with torch takes seconds. Who
 torch before: run this in a process of its own.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import tempfile

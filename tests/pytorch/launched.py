@@ -1,7 +1,5 @@
 """A program that some launcher starts: sums up ranks, and prints what came out."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -3,8 +3,6 @@
 Each is run on two forked ranks. Rank 0's value is printed as JSON.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -73,14 +71,14 @@ def groups_destroyed() -> Any:
     def kept() -> list[int]:
         joined = world()
         assert joined is not None
-        shared: Any = joined.rank._around.communicators
+        shared: Any = joined.rank._communicators
         parts = [shared.engine._transport]
         while not hasattr(parts[-1], "_boards"):
             parts += getattr(parts.pop(), "parts", ())[::-1]
         boards = parts[-1]._boards
         with boards.shelf._lock:
             boards.shelf._free_released()
-        return [len(shared), len(shared.spanning), len(boards._open), boards.shelf._heap.used_bytes]
+        return [len(shared), len(shared.spanning), len(boards._open), sum(boards.shelf._heap._sizes.values())]
 
     total()
     before, most = kept(), 0
@@ -236,11 +234,7 @@ def a_port_in_use() -> Any:
         port = taken.getsockname()[1]
         found = told(
             lambda: dist.init_process_group(
-                "overlap",
-                init_method=f"tcp://127.0.0.1:{port}",
-                rank=0,
-                world_size=2,
-                timeout=timedelta(seconds=5),
+                "overlap", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=2, timeout=timedelta(seconds=5)
             )
         )
     return [found.replace(str(port), "PORT"), dist.is_initialized()]

@@ -1,7 +1,5 @@
 """Process groups of several ranks in one process, each used by a thread of its own."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A program that trains under torch's profiler, and exchanges some of everything; each rank writes its profile."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

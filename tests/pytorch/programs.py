@@ -1,7 +1,5 @@
 """Programs of torch.distributed as people write them: each returns what it has computed, whatever the backend."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -70,6 +68,14 @@ def ddp_compiled() -> Result:
     """DistributedDataParallel traced by torch's compiler, which meets what its C++ calls of a backend."""
     model = nn.parallel.DistributedDataParallel(_model())
     _train(torch.compile(model, backend="eager"), torch.optim.SGD(model.parameters(), 0.01))
+    return _weights(model)
+
+
+def ddp_uneven_inputs() -> Result:
+    """DistributedDataParallel whose ranks have different numbers of batches, and divide by the ranks that have one."""
+    model = nn.parallel.DistributedDataParallel(_model(), bucket_cap_mb=0.001)
+    with model.join(divide_by_initial_world_size=False):
+        _train(model, torch.optim.SGD(model.parameters(), 0.01), steps=2 + dist.get_rank())
     return _weights(model)
 
 
@@ -218,7 +224,7 @@ def narrow_types() -> Result:
 PROGRAMS: dict[str, Callable[[], Any]] = {
     program.__name__: program
     for program in (
-        ddp, ddp_float16_hook, ddp_float16_in_cpp, ddp_compiled, ddp_power_sgd, post_local_sgd,
+        ddp, ddp_float16_hook, ddp_float16_in_cpp, ddp_compiled, ddp_uneven_inputs, ddp_power_sgd, post_local_sgd,
         fsdp1_full_shard, fsdp1_shard_grad_op, fsdp1_no_shard, fsdp2, zero_redundancy, tensor_parallel, pipeline,
         functional, narrow_types,
     )

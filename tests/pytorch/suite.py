@@ -6,8 +6,6 @@
 What `told_gloo.txt` lists are tests that name gloo: they run too, and what they ask for by name is ours.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -1,7 +1,5 @@
 """accelerate and Trainer take our backend when the program has initialised it, as docs/pytorch.md says."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -12,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from overlap.processes.place import without_membership
+from overlap.processes.place import without_launcher_variables
 
 ROOT = Path(__file__).parents[2]
 RECIPE = 'import overlap.torch\n\ntorch.distributed.init_process_group("overlap")\n'
@@ -27,7 +25,7 @@ def test_it_trains_on_our_backend(library: str, name: str, reduced: int, tmp_pat
     if find_spec(library) is None or find_spec("accelerate") is None:
         pytest.skip(f"not installed: {library}")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    environ = {**without_membership(os.environ), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    environ = {**without_launcher_variables(os.environ), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     command = [*torchrun, "-m", "tests.pytorch.accelerated", name, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr[-3000:]

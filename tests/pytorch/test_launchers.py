@@ -14,7 +14,7 @@ from overlap.timeline import read_trace
 dist = pytest.importorskip("torch.distributed", reason="torch is not installed")
 pytest.importorskip("overlap.torch", reason="torch is not installed")
 
-from overlap.processes.place import without_membership  # noqa: E402
+from overlap.processes.place import without_launcher_variables  # noqa: E402
 from tests.errors import error_of  # noqa: E402
 
 # -- programs that mpiexec, torchrun and `spawn` start, as users start them --------------------------------------------
@@ -26,7 +26,7 @@ SAID = ["rank 0 of 2: [3.0, 3.0, 3.0]", "rank 1 of 2: [3.0, 3.0, 3.0]"]
 
 def lines(*command: str) -> list[str]:
     """Return what a command prints of ranks, in their order."""
-    environ = {**without_membership(os.environ), "PYTHONPATH": str(PROGRAM.parents[2])}
+    environ = {**without_launcher_variables(os.environ), "PYTHONPATH": str(PROGRAM.parents[2])}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     return sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
@@ -44,6 +44,13 @@ def test_mpiexec() -> None:
 def test_torchrun(method: str) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     assert lines(*torchrun, str(PROGRAM), method) == SAID
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("method", ["overlap://", "env://"])
+def test_overlap_run(method: str) -> None:
+    run = [sys.executable, "-m", "overlap", "run", "--processes", "2", "--no-prefix"]
+    assert lines(*run, str(PROGRAM), method) == SAID
 
 
 @pytest.mark.torch
@@ -67,7 +74,10 @@ def test_spawn(tmp_path: Path) -> None:
     ("environ", "message"),
     [
         ({}, "init_method: no launcher has started this process; use env:// or tcp://, with a rank"),
-        ({"PMI_RANK": "2", "PMI_SIZE": "2"}, "init_method: PMI_RANK=2: ranks are numbered from 0, and PMI_SIZE=2"),
+        (
+            {"PMI_RANK": "2", "PMI_SIZE": "2"},
+            "init_method: PMI_RANK=2 is too large: with PMI_SIZE=2 it can be 0 to 1; correct what MPICH sets",
+        ),
     ],
 )
 def test_where_nobody_says_who_meets(environ: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:

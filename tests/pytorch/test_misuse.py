@@ -1,7 +1,5 @@
 """Unusual and wrong uses of torch.distributed: what goes on goes on, and what cannot be says why in a sentence."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

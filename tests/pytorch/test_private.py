@@ -1,7 +1,5 @@
 """What happens in a version of torch without each of the private names that we use."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from importlib import reload
@@ -75,12 +73,29 @@ def test_a_compiler_that_cannot_be_told_is_not_told(monkeypatch: Monkeypatch) ->
 # -- calls that wait ------------------------------------------------------------------------------------------------
 
 
-def test_without_works_of_torch_a_call_that_has_ended_has_one_of_ours(
-    without: Callable[[Any, str], None],
-) -> None:
+def test_without_works_of_torch_a_call_that_has_ended_has_one_of_ours(without: Callable[[Any, str], None]) -> None:
     assert type(private.finished_work) is dist.Work
     without(torch._C._distributed_c10d, "_create_work_from_future")
     assert private.finished_work is None
+
+
+def test_without_the_method_of_reducers_none_is_replaced(without: Callable[[Any, str], None]) -> None:
+    without(torch._C._distributed_c10d.Reducer, "_set_forward_pass_work_handle")
+    private.keep_works_of_forwards()
+    assert not hasattr(torch._C._distributed_c10d.Reducer, "_set_forward_pass_work_handle")
+
+
+def test_the_method_of_reducers_gets_the_keywords_of_its_caller(monkeypatch: Monkeypatch) -> None:
+    class Reducer:
+        def _set_forward_pass_work_handle(self, *args: object, **options: object) -> None:
+            got.append((self, args, options))
+
+    got: list[Any] = []
+    monkeypatch.setattr(torch._C._distributed_c10d, "Reducer", Reducer)
+    private.keep_works_of_forwards()
+    reducer = Reducer()
+    reducer._set_forward_pass_work_handle("work", 1, useStaticWorldSize=True)
+    assert got == [(reducer, ("work", 1), {"useStaticWorldSize": True})]
 
 
 # -- torch's profiler --------------------------------------------------------------------------------------------------

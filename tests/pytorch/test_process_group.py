@@ -1,7 +1,5 @@
 """What torch's functions call, called directly: every method, every kind of tensor, errors in torch's types."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Iterator
@@ -317,7 +315,10 @@ def test_a_barrier_that_names_who_is_missing(pair: Ranks) -> None:
             group.monitored_barrier(timedelta(seconds=0.05))
 
     told, _ = pair.do(call)
-    assert (type(told), str(told)) == (dist.DistBackendError, "Rank 1 failed to pass monitoredBarrier in 50 ms")
+    assert (type(told), str(told)) == (
+        dist.DistBackendError,
+        "Rank 1 failed to pass monitoredBarrier in 50 ms; look at what it does, or raise timeout",
+    )
 
 
 def test_torchs_functions_for_gloo_alone_serve_our_groups_by_name() -> None:
@@ -375,11 +376,12 @@ REFUSED: dict[str, tuple[Callable[[ProcessGroup], Work], str]] = {
     "a tensor elsewhere": (lambda group: group.allreduce([torch.ones(1, device="meta")]), ELSEWHERE),
     "tensors of mixed devices": (
         lambda group: group.allreduce_coalesced(MIXED),
-        "tensors: all tensors must be on one device, number 0 is on cpu and number 1 on meta",
+        "tensors: all tensors must be on one device, number 0 is on cpu and number 1 on meta; pass .cpu() of each",
     ),
     "tensors of mixed types": (
         lambda group: group.all_gather_single(torch.ones(2), torch.ones(1, dtype=torch.int8)),
-        "output, input: all tensors must have one dtype, number 0 is torch.float32 and number 1 torch.int8",
+        "output, input: all tensors must have one dtype, number 0 is torch.float32 and number 1 torch.int8; "
+        "pass .to(torch.float32)",
     ),
     "a sparse tensor that is sent": (
         lambda group: group.send([SPARSE], 0, 0),

@@ -1,7 +1,5 @@
 """What operations on our backend leave in torch's profiler and in the timeline."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -19,7 +17,7 @@ from torch import nn  # noqa: E402
 from torch.profiler import profile  # noqa: E402
 
 import overlap  # noqa: E402
-from overlap.processes.place import without_membership  # noqa: E402
+from overlap.processes.place import without_launcher_variables  # noqa: E402
 from overlap.timeline import Timeline  # noqa: E402
 from overlap.timeline.files.reading import read_trace  # noqa: E402
 from overlap.timeline.span import Span  # noqa: E402
@@ -145,7 +143,7 @@ def test_a_profile_and_our_trace_of_one_job_show_one_communication(tmp_path: Pat
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(PROGRAM), str(tmp_path)]
     environ = {
-        **without_membership(os.environ),
+        **without_launcher_variables(os.environ),
         "PYTHONPATH": str(PROGRAM.parents[2]),
         "OVERLAP_TRACE": str(tmp_path / "ours.json"),
     }

@@ -1,7 +1,5 @@
 """Calls of torch that were made before: in few steps, and like all others in what they give, show and refuse."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Calls of a process group in every form that c10d's have, the values of their futures, and the types of errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -69,14 +67,8 @@ FORMS: dict[str, tuple[Callable[[ProcessGroup], Work], list[Any]]] = {
         lambda g: g.allgather_coalesced([own(g, 5, 5), own(g, 5, 5)], own(g, 1, 2)),
         [[[[1], [2]], [[11], [12]]]] * 2,
     ),
-    "gather": (
-        lambda g: g.gather([own(g, 5, 5)] if g.rank() == 0 else [], [own(g)]),
-        [[[0], [10]], []],
-    ),
-    "gather(outs, x, 1)": (
-        lambda g: g.gather(own(g, 5, 5) if g.rank() == 1 else [], own(g), 1),
-        [[], [[0], [10]]],
-    ),
+    "gather": (lambda g: g.gather([own(g, 5, 5)] if g.rank() == 0 else [], [own(g)]), [[[0], [10]], []]),
+    "gather(outs, x, 1)": (lambda g: g.gather(own(g, 5, 5) if g.rank() == 1 else [], own(g), 1), [[], [[0], [10]]]),
     "scatter(out, ins, root=1)": (
         lambda g: g.scatter(own(g), own(g, 1, 2) if g.rank() == 1 else [], root=1),
         [[[11]], [[12]]],
@@ -149,7 +141,7 @@ REFUSED: dict[str, tuple[Callable[[ProcessGroup], Work], str]] = {
     ),
     "coalesced outputs that are missing": (
         lambda g: g.allgather_coalesced([[LONG], [LONG]], [LONG, LONG]),
-        "output_lists: expected 2 tensors in number 0, as the inputs are, got 1",
+        "output_lists[0]: expected 2 tensors, one for each input, got 1",
     ),
     "joined outputs of another size": (
         lambda g: g.all_gather_single_coalesced([SHORT, SHORT], [LONG, SHORT]),

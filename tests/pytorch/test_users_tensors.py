@@ -1,7 +1,5 @@
 """Tensors of users: after every operation as usable as before, and freed while operations wait."""
 
-from __future__ import annotations
-
 import gc
 import inspect
 from collections.abc import Callable, Iterator

@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 
 import trio
 
+import overlap
 import topology
 from overlap.processes.control import ControlPlane
 from overlap.processes.wire import BODY_LIMIT_BYTES, MemberLost, MemberNotice, MessageError, RankEvent, decode
@@ -17,9 +18,9 @@ from transports import NeuronLink, Router, Transport, Wire
 from transports.efa import Efa
 from transports.shared_memory import SharedMemory
 
-T = TypeVar("T")
+from .worlds import TIMEOUT_S, run
 
-TIMEOUT_S = 60.0  # bounds a hang and decides nothing else
+T = TypeVar("T")
 
 #: Processes by ranks in each: what every collective must pass on.
 LAYOUTS = ((1, 4), (2, 2), (4, 1), (2, 3))
@@ -222,3 +223,13 @@ def run_far(
         outcome = outcomes[member]
         results += [outcome] * each if isinstance(outcome, BaseException) else outcome
     return results
+
+
+FAR: dict[str, Wires] = {"in_memory": in_memory, "by_sockets": by_sockets, "by_shared_memory": by_shared_memory}
+
+
+def world(main: Callable[[overlap.Rank], Awaitable[Any]], way: str, ranks: int = 2) -> list[Any]:
+    """Run a world along one of `PATHS`, in virtual time, or by one of `FAR` in as many processes as there are ranks."""
+    if way == "virtual":
+        return overlap.run(main, ranks=ranks, clock="virtual")
+    return run_far(main, ranks, 1, wires=FAR[way]) if way in FAR else run(main, ranks, path=way)

@@ -4,8 +4,6 @@ A process of a job runs it: `overlap run --processes 2 conformance.py`. An opera
 clocks and over every wire, but for `RUNNING`: bytes may move at once, or before the other rank has come.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 

@@ -1,7 +1,5 @@
 """Collectives on groups of the same ranks in several orders, each checked against numpy; a program of its own, too."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

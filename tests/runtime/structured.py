@@ -3,8 +3,6 @@
 A process of a job runs one of them: `overlap run --processes 2 structured.py NAME`.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import sys

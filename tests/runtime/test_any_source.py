@@ -1,7 +1,5 @@
 """Receives that name no source, and messages of many tags that leave nothing behind."""
 
-from __future__ import annotations
-
 import gc
 from contextlib import suppress
 
@@ -13,7 +11,7 @@ import overlap
 from overlap.runtime.lane import Lane
 from transports import NeuronLink, Recording
 
-from .companies import Company, Wires, by_shared_memory, by_sockets, in_memory, run_far
+from .companies import FAR, Company, Wires, by_shared_memory, by_sockets, in_memory, run_far, world
 from .worlds import TIMEOUT_S, failure_of, run
 
 R = overlap.Rank
@@ -148,18 +146,10 @@ async def differing(rank: R) -> list[float]:
     return list(await second)
 
 
-@pytest.mark.parametrize("path", ["direct", "wire"])
-def test_a_message_goes_to_the_first_receive_whatever_its_call(path: str) -> None:
-    assert run(differing, 2, path=path)[1] == [2.0, 2.0, 2.0]
-
-
-def test_a_message_goes_to_the_first_receive_whatever_its_call_in_virtual_time() -> None:
-    assert overlap.run(differing, ranks=2, clock="virtual")[1] == [2.0, 2.0, 2.0]
-
-
-@pytest.mark.parametrize("wires", [in_memory, by_sockets, by_shared_memory])
-def test_a_message_goes_to_the_first_receive_whatever_its_call_between_processes(wires: Wires) -> None:
-    assert run_far(differing, 2, 1, wires=wires)[1] == [2.0, 2.0, 2.0]
+@pytest.mark.everyday(4)
+@pytest.mark.parametrize("way", ["direct", "wire", "virtual", *FAR])
+def test_a_message_goes_to_the_first_receive_whatever_its_call(way: str) -> None:
+    assert world(differing, way)[1] == [2.0, 2.0, 2.0]
 
 
 DONE = 9  # the tag of messages that say that others have been sent
@@ -306,7 +296,7 @@ def test_the_world_fails_while_it_waits() -> None:
 
 def test_a_bad_tag_is_refused_at_once() -> None:
     async def main(rank: R) -> None:
-        with pytest.raises(overlap.UsageError, match="tag: must be from 0"):
+        with pytest.raises(overlap.UsageError, match="tag: must be an integer from 0"):
             rank.recv(LIKE, None, tag=-1)
 
     run(main, 2)
@@ -319,6 +309,20 @@ def test_where_ranks_stand_for_others_a_receive_names_its_source() -> None:
 
     clock = overlap.Virtual(alike=1, shapes_only=True)
     overlap.run(main, ranks=4, cluster="local", clock=clock)
+
+
+@pytest.mark.parametrize("way", ["direct", *FAR])
+def test_a_send_that_fails_before_it_begins_fails_a_receive_from_any_rank(way: str) -> None:
+    async def main(rank: R) -> None:
+        if rank.rank == 1:
+            held = rank.recv(LIKE, 1, tag=1)
+            rank.send(held, 0)
+            assert held.cancel()
+            return
+        with pytest.raises(overlap.PeerFailedError, match=r"rank 1 failed before send #0 .* was cancelled"):
+            await rank.recv(LIKE, None)
+
+    assert world(main, way) == [None, None]
 
 
 # -- a new tag for each message --------------------------------------------------------------------------------------

@@ -115,9 +115,9 @@ REFUSED: list[tuple[str, Callable[[R], object], str]] = [
     ("priority", lambda r: r.all_reduce(X, priority="high"), "^priority: .*'high'"),
     ("half a priority", lambda r: r.send(X, 0, priority=0.5), "^priority: .*0.5"),
     ("no priority", lambda r: r.barrier(priority=None), "^priority: .*None"),
-    ("stream", lambda r: r.barrier(stream="tp"), "^stream: 'tp' is unknown; known are comm$"),
-    ("stream number", lambda r: r.barrier(stream=1), "^stream: 1 is unknown; known are comm$"),
-    ("list of streams", lambda r: r.barrier(stream=["comm"]), r"^stream: \['comm'\] is unknown; known are comm$"),
+    ("stream", lambda r: r.barrier(stream="tp"), "^stream: 'tp' is unknown; known are comm; "),
+    ("stream number", lambda r: r.barrier(stream=1), "^stream: 1 is unknown; known are comm; "),
+    ("list of streams", lambda r: r.barrier(stream=["comm"]), r"^stream: \['comm'\] is unknown; known are comm; "),
     ("array for a stream", lambda r: r.all_reduce(X, stream=X), r"^stream: ndarray of float64 \(4,\) is unknown; kn"),
     ("array for an op", lambda r: r.all_reduce(X, X), r"^op: ndarray of float64 \(4,\) is unknown; known are sum"),
     ("array for an algorithm", lambda r: r.all_reduce(X, algorithm=X), r"^algorithm: .* has no ndarray of float64 "),
@@ -131,12 +131,12 @@ REFUSED: list[tuple[str, Callable[[R], object], str]] = [
     ("array for a place", lambda r: r.barrier(call_site=X), '^call_site: expected a frame or "file:line", got ndarra'),
     ("empty place", lambda r: r.compute(int, call_site=""), "^call_site: expected a frame or \"file:line\", got ''$"),
     # streams and groups
-    ("no stream", lambda r: r.stream(None), "^name: expected the name of a stream, got None$"),
-    ("nameless stream", lambda r: r.stream(""), "^name: expected the name of a stream, got ''$"),
-    ("list for a stream", lambda r: r.stream(["a"]), r"^name: expected the name of a stream, got \['a'\]$"),
+    ("no stream", lambda r: r.stream(None), "^name: expected a non-empty string, such as 'gradients', got None$"),
+    ("nameless stream", lambda r: r.stream(""), "^name: expected a non-empty string, such as 'gradients', got ''$"),
+    ("list for a stream", lambda r: r.stream(["a"]), r"^name: expected a non-empty string, .*, got \['a'\]$"),
     ("urgency of a stream", lambda r: r.stream("a", priority="high"), "^priority: expected an int.*, got 'high'$"),
-    ("no window", lambda r: r.stream("a", window=None), "^window: must be at least 1, got None$"),
-    ("half a window", lambda r: r.stream("a", window=1.5), "^window: must be at least 1, got 1.5$"),
+    ("no window", lambda r: r.stream("a", window=None), "^window: expected an integer, 1 or more, got None$"),
+    ("half a window", lambda r: r.stream("a", window=1.5), "^window: expected an integer, 1 or more, got 1.5$"),
     ("no group", lambda r: r.group(None), "^ranks: expected ranks of group 'world', got None$"),
     ("a rank for a group", lambda r: r.group(1), "^ranks: expected ranks of group 'world', got 1$"),
     ("no name of a group", lambda r: r.group([1], name=5), "^name: expected a text, got 5$"),
@@ -307,6 +307,18 @@ def test_a_transport_may_be_put_around_the_usual_one() -> None:
     assert made[0].sent
     with pytest.raises(overlap.UsageError, match=r"^transport: expected a transport of ranks \[0, 1\], or a function"):
         overlap.run(main, ranks=2, transport=lambda wires: 7)  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize(
+    ("served", "advice"), [([0, 1], "pass one for 3 ranks, or ranks=2"), ([1, 2], "pass one for 3 ranks")]
+)
+def test_a_transport_of_other_ranks(served: list[int], advice: str) -> None:
+    """No number of ranks fits one whose ranks do not begin at 0."""
+
+    async def main(rank: R) -> None: ...
+
+    with pytest.raises(overlap.UsageError, match=rf"^transport: it serves ranks .* has ranks 0 to 2; {advice}$"):
+        overlap.run(main, ranks=3, transport=NeuronLink(served))
 
 
 def test_a_program_that_is_no_async_function() -> None:

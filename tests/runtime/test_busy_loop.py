@@ -9,6 +9,7 @@ import typing
 from collections.abc import Awaitable, Callable
 from time import perf_counter_ns
 from types import CodeType
+from unittest.mock import Mock, call
 
 import pytest
 import trio
@@ -118,7 +119,9 @@ def test_tasks_of_a_program_are_found_as_well(monkeypatch: pytest.MonkeyPatch) -
     assert [(span.rank, span.name) for span in programs(timeline)] == [(0, at)]
 
 
-def watching(told: list[float], named: list[tuple[int, str]] | None = None) -> loop_watch.LoopWatch:
+def watching(
+    told: list[float], named: list[tuple[int, str]] | None = None, *, runs_programs: bool = True
+) -> loop_watch.LoopWatch:
     """Make a watch of this task that has not started; `told` takes times, `named` ranks and their places or "over"."""
     noted: list[tuple[int, str]] = [] if named is None else named
 
@@ -131,6 +134,7 @@ def watching(told: list[float], named: list[tuple[int, str]] | None = None) -> l
         threading.get_ident(),
         look=lambda: None,
         period_s=1.0,
+        runs_programs=runs_programs,
         tasks=lambda: {0: trio.lowlevel.current_task()},
         report=tell,
         report_free=lambda busy: noted.append((busy.rank, "over")),
@@ -154,7 +158,7 @@ async def test_a_loop_is_busy_in_a_turn_of_a_second_of_its_own(
     watch._native_thread, watch._turn.began_ns = threading.get_native_id(), 1
     for at, waited, late in checks:
         monkeypatch.setattr(loop_watch, "queued_ns", lambda thread, ms=waited: ms * MS)
-        watch._check_turn(at * MS, late=bool(late))
+        watch._report_long_turn(at * MS, late=bool(late))
     assert seen == told
 
 
@@ -164,7 +168,7 @@ async def test_a_loop_that_takes_turns_is_not_busy(monkeypatch: pytest.MonkeyPat
     watch._native_thread = threading.get_native_id()
     for at_ms in range(0, 5000, 250):
         watch._turn.began_ns = at_ms % 500 and at_ms * MS  # it waits, or has begun a turn
-        watch._check_turn(at_ms * MS, late=False)
+        watch._report_long_turn(at_ms * MS, late=False)
     assert told == []
 
 
@@ -185,16 +189,25 @@ async def test_the_loop_is_checked_four_times_a_second_and_not_at_every_sample(m
     watch = watching([])
     monkeypatch.setattr(loop_watch, "perf_counter_ns", lambda: now_ns)
     monkeypatch.setattr(watch, "_ended", Ended())
-    monkeypatch.setattr(watch, "_check_turn", lambda now_ns, *, late: asked.append((now_ns // MS, late)))
+    monkeypatch.setattr(watch, "_report_long_turn", lambda now_ns, *, late: asked.append((now_ns // MS, late)))
     watch._run()
     assert asked == [(260, False), (520, False), (780, False), (1380, True)]
+
+
+@pytest.mark.parametrize(("runs_programs", "pause_s"), [(True, 0.02), (False, 0.25)])
+async def test_a_loop_is_sampled_often_only_if_programs_run_on_it(runs_programs: bool, pause_s: float) -> None:
+    watch, ended = watching([], runs_programs=runs_programs), Mock()
+    ended.wait.side_effect = [False, False, True]
+    watch._ended = ended
+    watch._run()
+    assert ended.wait.call_args_list == 3 * [call(pause_s)]
 
 
 async def test_a_place_is_told_once_until_it_takes_ten_times_as_long() -> None:
     told: list[float] = []
     watch = watching(told)
     for seconds in (1.0, 1.25, 3.0, 9.9, 10.0, 10.25, 60.0, 100.0, 100.25):
-        watch._record_busy(0, round(seconds * 1e9))
+        watch._report_busiest(0, round(seconds * 1e9))
     assert told == [1.0, 10.0, 100.0]
 
 
@@ -207,7 +220,7 @@ async def test_the_rank_that_kept_a_turn_longest_is_named_with_its_own_line_and_
     watch._turn.samples += [
         loop_watch.BusyLoop(rank=rank, place=f"train.py:{line}", since_ns=at_ms * 10**6) for rank, line, at_ms in seen
     ]
-    watch._record_busy(1100 * 10**6, 1100 * 10**6)
+    watch._report_busiest(1100 * 10**6, 1100 * 10**6)
     watch._turn.flush()
     assert told == [0.6]
     assert named == [(1, "train.py:48"), (1, "over")]
@@ -228,9 +241,7 @@ MS = 10**6
             [(6, 0, 0, 1), (11, 0, 5, 1), (16, 0, 10, 2), (21, 0, 15, 3)],
             [(1, 0), (2, 16), (3, 21)], id="others after it",
         ),
-        pytest.param(
-            [(6, 0, 0, 1), (11, 0, 5, 2), (16, 0, 10, 2)], [(2, 11)], id="one after another that did little",
-        ),
+        pytest.param([(6, 0, 0, 1), (11, 0, 5, 2), (16, 0, 10, 2)], [(2, 11)], id="one after another that did little"),
     ],
 )  # fmt: skip
 async def test_looks_at_a_turn_find_the_rank_that_keeps_it(
@@ -245,7 +256,7 @@ async def test_looks_at_a_turn_find_the_rank_that_keeps_it(
         busy = loop_watch.BusyLoop(rank=rank, place="train.py:4", since_ns=0)
         monkeypatch.setattr(loop_watch, "queued_ns", lambda thread, ms=waited: ms * MS)
         monkeypatch.setattr(loop_watch, "processor_ns", lambda thread, ms=ran: ms * MS)
-        monkeypatch.setattr(watch, "_find", lambda *, working_for, busy=busy: busy)
+        monkeypatch.setattr(watch, "_find_running_rank", lambda *, working_for, busy=busy: busy)
         watch._sample(began_ns + at * MS)
     found.extend((busy.rank, (busy.since_ns - began_ns) // MS) for busy in watch._turn.samples)
     assert found == kept

@@ -3,8 +3,6 @@
 Programs at random are in `cancelled_awaits`.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -176,6 +174,29 @@ def test_a_thread_that_waits_for_a_receive_is_woken_by_its_cancellation() -> Non
         return told
 
     assert overlap.run(main, ranks=1, timeout_s=TIMEOUT_S) == [[f"{NAMES[receive]} was cancelled"]]
+
+
+@pytest.mark.parametrize("issue", [receive, task])
+def test_an_error_of_a_cancellation_is_raised_in_the_thread_that_asks_for_it(
+    issue: Callable[[R], overlap.Future[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop, which calls the function for the thread, goes on."""
+
+    def fail_on_loop(future: overlap.Future[Any]) -> bool:
+        monkeypatch.undo()
+        raise ValueError("boom")
+
+    async def main(rank: R) -> list[Any]:
+        future = issue(rank)
+        await trio.lowlevel.checkpoint()
+        monkeypatch.setattr(type(future), "_cancel_on_loop", fail_on_loop)
+        with pytest.raises(ValueError, match="boom"):
+            await trio.to_thread.run_sync(future.cancel)
+        answer = await trio.to_thread.run_sync(future.cancel)
+        return [answer, await end_of(future)]
+
+    told = f"FutureCancelledError: {NAMES[issue]} was cancelled"
+    assert overlap.run(main, ranks=1, timeout_s=TIMEOUT_S) == [[True, told]]
 
 
 def test_after_the_end_of_the_world_nothing_is_withdrawn() -> None:

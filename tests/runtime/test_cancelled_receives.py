@@ -1,16 +1,16 @@
 """Receives that are cancelled while their peer sends, leaves or disagrees: in a process, and between processes."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import trio
+import trio.lowlevel
 
 import overlap
+from overlap.runtime.callbacks import call_anywhere
 from overlap.runtime.message import Message
 
 from .companies import Wires, by_shared_memory, by_sockets, in_memory, run_far
@@ -25,7 +25,7 @@ GO = ((1,), "float64")
 LARGE = 200_000  # elements: 1.6 MB, which no wire takes without a receiver
 
 FAR: dict[str, Wires] = {"memory": in_memory, "sockets": by_sockets, "shared memory": by_shared_memory}
-HERE = ["virtual", "direct", "recording"]
+HERE = ["virtual", "direct", "recording", "deciding later"]
 WIRES = [*HERE, *FAR]
 
 
@@ -256,3 +256,49 @@ def test_a_rank_whose_input_fails_unseen_ends_all(wire: str) -> None:
     line = fail.__code__.co_firstlineno + 1
     assert str(failed.value).startswith(f"rank 1 failed at test_cancelled_receives.py:{line}: ValueError: boom")
     assert told == ["rank 1 is cancelled", "PeerFailedError: rank 1 failed: ValueError: boom"]
+
+
+def test_a_callback_of_any_thread_is_called_with_an_item_of_a_receive() -> None:
+    async def main(rank: overlap.Rank) -> list[float]:
+        got: list[float] = []
+        receive = rank.recv(LIKE, 0)
+        for item in (receive[1], receive[slice(1, 3)][0]):
+            call_anywhere(item, lambda done: got.append(done.result()))
+        await rank.send(np.arange(3.0), 0)
+        await receive
+        call_anywhere(receive[2], lambda done: got.append(done.result()))
+        return got
+
+    assert overlap.run(main, ranks=1, timeout_s=5) == [[1.0, 1.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    "register", [lambda receive, call: receive.add_done_callback(call), call_anywhere], ids=["loop", "anywhere"]
+)
+def test_a_callback_is_called_though_its_receive_gives_the_message_back_meanwhile(
+    register: Callable[[Any, Callable[[Any], object]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancelled await has found no user of the result, just before another thread adds a callback."""
+
+    async def main(rank: overlap.Rank) -> list[float]:
+        if rank.rank == 0:
+            await rank.send(np.ones(2), 1)
+            return []
+        receive, called = rank.recv(np.empty(2), 0), trio.Event()
+        while not receive.done:
+            await trio.lowlevel.checkpoint()
+        claim = type(receive)._claim
+
+        def claim_late(future: Any) -> None:
+            claim(future)
+            monkeypatch.undo()
+            with monkeypatch.context() as patch:
+                patch.setattr(type(future), "_has_user", lambda _: False)
+                trio.from_thread.run_sync(future._await_cancelled)
+
+        monkeypatch.setattr(type(receive), "_claim", claim_late)
+        await trio.to_thread.run_sync(register, receive, lambda _: called.set())
+        await called.wait()
+        return cast("list[float]", receive.result().tolist())
+
+    assert overlap.run(main, ranks=2, timeout_s=5)[1] == [1.0, 1.0]

@@ -14,6 +14,7 @@ import threadpoolctl
 import trio
 
 import overlap
+from overlap.runtime.compute import ComputeFuture, ThreadedCompute
 
 from .worlds import TIMEOUT_S, failure_of, run
 
@@ -286,3 +287,64 @@ def test_a_rank_that_can_have_no_thread_says_so(monkeypatch):
         "no thread for 'overlap-rank-1' (can't start new thread); each rank of a process computes in one of its own: "
         "allow more (ulimit -u), or spread the ranks over processes of several machines",
     )
+
+
+def test_a_function_that_the_end_of_its_world_prevents_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread is about to call the function as the world ends."""
+    about_to_call, stopped = threading.Event(), threading.Event()
+    resolve_arguments, stop = ComputeFuture.resolve_arguments, ThreadedCompute.stop
+
+    def resolve_late(future: ComputeFuture[object]) -> object:
+        about_to_call.set()
+        assert stopped.wait(TIMEOUT_S)
+        return resolve_arguments(future)
+
+    def stop_and_join(stream: ThreadedCompute) -> None:
+        stop(stream)
+        stopped.set()
+        if stream._thread is not None:
+            stream._thread.join(TIMEOUT_S)
+
+    prevented: list[overlap.ComputeFuture[str]] = []
+
+    async def main(rank: overlap.Rank) -> None:
+        first = rank.compute(str, 1)
+        await first
+        prevented.append(rank.compute(str.upper, first))
+        await trio.to_thread.run_sync(about_to_call.wait, TIMEOUT_S)
+        raise ValueError("no")
+
+    monkeypatch.setattr(ComputeFuture, "resolve_arguments", resolve_late)
+    monkeypatch.setattr(ThreadedCompute, "stop", stop_and_join)
+    with pytest.raises(overlap.RankFailedError, match="ValueError: no"):
+        overlap.run(main, ranks=1)
+    error = prevented[0].exception(TIMEOUT_S)
+    assert isinstance(error, overlap.PeerFailedError)
+    assert "ValueError: no" in str(error)
+
+
+def test_a_function_may_return_after_its_loop_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt has ended the wait for it."""
+    begun, go_on, streams, lost = threading.Event(), threading.Event(), list[ThreadedCompute](), list[object]()
+
+    def work() -> None:
+        begun.set()
+        assert go_on.wait(TIMEOUT_S)
+
+    async def wait_ended(stream: ThreadedCompute) -> None:
+        streams.append(stream)
+
+    async def main(rank: overlap.Rank) -> None:
+        rank.compute(work)
+        await trio.to_thread.run_sync(begun.wait, TIMEOUT_S)
+        raise ValueError("no")
+
+    monkeypatch.setattr(ThreadedCompute, "wait_ended", wait_ended)
+    monkeypatch.setattr(threading, "excepthook", lost.append)
+    with pytest.raises(overlap.RankFailedError, match="ValueError: no"):
+        overlap.run(main, ranks=1)
+    go_on.set()
+    for stream in streams:
+        assert stream._thread is not None
+        stream._thread.join(TIMEOUT_S)
+    assert (len(streams), lost) == (1, [])

@@ -1,7 +1,5 @@
 """Culprits: who is named for what goes wrong once ranks have met, for errors that nobody awaited, and at ends."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import numpy as np

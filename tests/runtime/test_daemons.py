@@ -1,7 +1,5 @@
 """Daemons that ignore their cancellation are named again and again, and waited for."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess
@@ -165,15 +163,12 @@ overlap.run(main)
 @pytest.mark.parametrize("way", ["fails", "returns"])
 def test_a_launched_process_ends_after_a_limit_and_says_so(way: str, tmp_path: Path) -> None:
     (tmp_path / "serve.py").write_text(f"import sys\n{ENDING}")
-    job = Job(tmp_path, "--processes", "2", program=str(tmp_path / "serve.py"), arguments=[way])
-    try:
+    with Job(tmp_path, "--processes", "2", program=str(tmp_path / "serve.py"), arguments=[way]) as job:
         assert job.end() == 1
         line = r"daemon 'stubborn' \(serve.py:7\) of rank \d did not end within 0.2 s of its cancellation, and"
         assert re.search(line, job.err)
         assert ("RankFailedError: rank 0 failed at serve.py:20: ValueError: boom" in job.err) is (way == "fails")
         job.check_nothing_is_left()
-    finally:
-        job.kill()
 
 
 def test_a_daemon_cleans_up_before_the_failure_of_its_rank_is_reported(clock: Any) -> None:

@@ -118,6 +118,21 @@ def test_deadlines_are_in_virtual_time() -> None:
     assert overlap.run(main, ranks=2, clock="virtual") == [3600.0, 7200.0]
 
 
+def test_a_deadline_a_little_after_its_nanosecond_expires() -> None:
+    """As a sum of doubles, it is 0.0010040000000000001 s."""
+
+    async def main(rank: R) -> int:
+        if rank.rank == 0:
+            await trio.sleep(4e-6)
+            with pytest.raises(overlap.DeadlineError):
+                await rank.barrier(timeout_s=1e-3)
+        else:
+            await trio.sleep(1)
+        return rank.now_ns()
+
+    assert overlap.run(main, ranks=2, clock="virtual") == [1_004_000, 1_000_000_000]
+
+
 @pytest.mark.parametrize("wrong", [0, -1.0, float("inf"), "2", True])
 def test_a_time_that_cannot_go_by(wrong: Any) -> None:
     async def main(rank: R) -> str:
@@ -194,7 +209,7 @@ def test_what_others_compute_is_in_the_timeline() -> None:
     assert run(main, 1) == [
         [
             ("compute", "compute", "forward", 10, 25, 3),
-            "start_ns, end_ns: expected two instants in nanoseconds, got 25, 10",
+            "record: end_ns 10 lies before start_ns 25; pass the start first",
         ]
     ]
 

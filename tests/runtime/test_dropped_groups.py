@@ -2,8 +2,8 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -32,12 +32,12 @@ def no_collector() -> Iterator[None]:
 
 
 def inside(rank: overlap.Rank) -> Any:
-    return rank._around.communicators  # type: ignore[attr-defined]
+    return rank._communicators  # type: ignore[attr-defined]
 
 
 def kept(rank: overlap.Rank) -> dict[str, int]:
     """Return the sizes of everything that a process keeps of groups."""
-    here, host = inside(rank), rank._around._engine.__dict__.get("_host_memory")  # type: ignore[attr-defined]
+    here, host = inside(rank), inside(rank).engine.__dict__.get("_host_memory")  # type: ignore[attr-defined]
     names = ["_open", "_unused", "broken", "unraised", "spanning", "early"]
     sizes = {"notes": len(getattr(rank._backend, "_notes", ())), "communicators": len(here)}
     if here.local is not None:
@@ -51,7 +51,7 @@ def kept(rank: overlap.Rank) -> dict[str, int]:
                 sizes |= {
                     "boards": len(boards._open),
                     "told": len(boards._early_notes),
-                    "lent": boards.shelf._heap.used_bytes,
+                    "lent": sum(boards.shelf._heap._sizes.values()),
                 }
     if host is not None:
         sizes["of communicators"] = len(host._boards)
@@ -64,6 +64,18 @@ async def until_kept(rank: overlap.Rank, expected: dict[str, int]) -> None:
         while kept(rank) != expected:  # noqa: ASYNC110 - nothing tells when
             await trio.sleep(0.001)
     assert kept(rank) == expected
+
+
+@asynccontextmanager
+async def nothing_more_kept(rank: overlap.Rank) -> AsyncIterator[dict[str, int]]:
+    """Let ranks do something after which their process keeps what it kept before; yield the sizes."""
+    await rank.barrier()
+    before = kept(rank)
+    await quiet(rank)
+    yield before
+    await quiet(rank)
+    assert kept(rank) == before
+    await quiet(rank)
 
 
 async def use(group: overlap.Group, turn: int) -> None:
@@ -84,6 +96,15 @@ async def quiet(rank: overlap.Rank) -> None:
         await trio.sleep(0.001)
 
 
+async def kept_after_use(rank: overlap.Rank) -> dict[str, int]:
+    """Use the world; return the sizes of what a process keeps then."""
+    await use(rank.world, 0)
+    await quiet(rank)
+    sizes = kept(rank)
+    await quiet(rank)
+    return sizes
+
+
 MANY = [50, pytest.param(2_500, marks=pytest.mark.slow)]
 
 
@@ -102,13 +123,10 @@ def test_nothing_is_kept_of_ten_thousand_groups(clock: Any, turns: int) -> None:
         seen.update(inside(rank))
 
     async def main(rank: overlap.Rank) -> None:
-        await rank.barrier()
-        before, communicators = kept(rank), list(inside(rank))
-        await quiet(rank)
-        for turn in range(turns):
-            await some(rank, turn)
-        await quiet(rank)
-        assert kept(rank) == before
+        async with nothing_more_kept(rank):
+            communicators = list(inside(rank))
+            for turn in range(turns):
+                await some(rank, turn)
         assert set(seen) == set(communicators)
 
     with no_collector():
@@ -128,13 +146,9 @@ def test_nothing_is_kept_where_ranks_stand_for_others() -> None:
 
     async def main(rank: overlap.Rank) -> None:
         x = overlap.shape_only((4,), "float32")
-        await rank.barrier()
-        before = kept(rank)
-        await quiet(rank)
-        for _ in range(20):
-            await some(rank, x)
-        await quiet(rank)
-        assert kept(rank) == before
+        async with nothing_more_kept(rank):
+            for _ in range(20):
+                await some(rank, x)
 
     with no_collector():
         overlap.run(main, ranks=8, clock=overlap.Virtual(shapes_only=True, alike=1), timeout_s=TIMEOUT_S)
@@ -144,23 +158,18 @@ def test_operations_of_a_dropped_group_end_first(clock: Any) -> None:
     """Rank 0 keeps nothing but the future: the operation takes place, and then the group is closed."""
 
     async def main(rank: overlap.Rank) -> int:
-        await rank.barrier()
-        before = kept(rank)
-        await quiet(rank)
-        if rank.rank == 0:
-            future = rank.group([0, 1]).all_reduce(np.ones(1))
-            received = rank.group([0, 1]).recv(((1,), np.int64), src=None, tag=3)  # from any source
-        await quiet(rank)
-        if rank.rank == 1:
-            assert len(inside(rank)) > before["communicators"]
-            assert not inside(rank)._unused  # rank 0 still uses both
-            future = rank.group([0, 1]).all_reduce(np.ones(1))
-            received = rank.group([0, 1]).send(np.array([7]), 0, tag=3)
-        assert (await future).tolist() == [2.0]
-        got = await received
-        await quiet(rank)
-        assert kept(rank) == before
-        await quiet(rank)
+        async with nothing_more_kept(rank) as before:
+            if rank.rank == 0:
+                future = rank.group([0, 1]).all_reduce(np.ones(1))
+                received = rank.group([0, 1]).recv(((1,), np.int64), src=None, tag=3)  # from any source
+            await quiet(rank)
+            if rank.rank == 1:
+                assert len(inside(rank)) > before["communicators"]
+                assert not inside(rank)._unused  # rank 0 still uses both
+                future = rank.group([0, 1]).all_reduce(np.ones(1))
+                received = rank.group([0, 1]).send(np.array([7]), 0, tag=3)
+            assert (await future).tolist() == [2.0]
+            got = await received
         assert future.done  # it is still there
         return int(got[0]) if rank.rank == 0 else 7
 
@@ -172,18 +181,13 @@ def test_a_group_is_closed_when_all_ranks_have_had_it(clock: Any) -> None:
     """Rank 0 drops an aborted group before rank 1 makes its own, which is aborted as well; the next one is not."""
 
     async def main(rank: overlap.Rank) -> None:
-        await rank.barrier()
-        before = kept(rank)
-        await quiet(rank)
-        if rank.rank == 0:
-            rank.group([0, 1]).abort("enough")
-        await quiet(rank)
-        if rank.rank == 1:
-            with pytest.raises(GroupAbortedError, match="enough"):
-                await rank.group([0, 1]).barrier()
-        await quiet(rank)
-        assert kept(rank) == before
-        await quiet(rank)
+        async with nothing_more_kept(rank):
+            if rank.rank == 0:
+                rank.group([0, 1]).abort("enough")
+            await quiet(rank)
+            if rank.rank == 1:
+                with pytest.raises(GroupAbortedError, match="enough"):
+                    await rank.group([0, 1]).barrier()
         await rank.group([0, 1]).barrier()
 
     with no_collector():
@@ -192,20 +196,16 @@ def test_a_group_is_closed_when_all_ranks_have_had_it(clock: Any) -> None:
 
 def test_a_group_in_a_cycle_is_closed_when_a_thread_collects_it() -> None:
     async def main(rank: overlap.Rank) -> None:
-        await rank.barrier()
-        before = kept(rank)
-        await quiet(rank)
-        cycle: list[Any] = [rank.group([0, 1])]
-        cycle.append(cycle)
-        await cycle[0].barrier()
-        del cycle
-        await quiet(rank)
-        assert len(inside(rank)) == before["communicators"] + 1
-        await quiet(rank)
-        if rank.rank == 0:
-            await trio.to_thread.run_sync(gc.collect)
-        await quiet(rank)
-        assert kept(rank) == before
+        async with nothing_more_kept(rank) as before:
+            cycle: list[Any] = [rank.group([0, 1])]
+            cycle.append(cycle)
+            await cycle[0].barrier()
+            del cycle
+            await quiet(rank)
+            assert len(inside(rank)) == before["communicators"] + 1
+            await quiet(rank)
+            if rank.rank == 0:
+                await trio.to_thread.run_sync(gc.collect)
 
     with no_collector():
         run(main, 2)
@@ -293,10 +293,7 @@ def test_a_process_that_has_no_part_in_a_group_keeps_nothing_of_it(wires: str) -
     turn = [trio.Event(), trio.Event()]
 
     async def main(rank: overlap.Rank) -> None:
-        await use(rank.world, 0)
-        await quiet(rank)
-        before = kept(rank)
-        await quiet(rank)
+        before = await kept_after_use(rank)
         if rank.rank < 2:
             group = rank.group([0, 1])
             assert (await group.broadcast(np.ones(4) if rank.rank == 0 else None)).size == 4
@@ -368,10 +365,7 @@ def test_rows_of_a_board_that_not_all_have_opened_are_given_back() -> None:
         return future
 
     async def main(rank: overlap.Rank) -> None:
-        await use(rank.world, 0)
-        await quiet(rank)
-        before = kept(rank)
-        await quiet(rank)
+        before = await kept_after_use(rank)
         if rank.rank == 0:
             future = await begin(rank)
             with pytest.raises(GroupAbortedError):

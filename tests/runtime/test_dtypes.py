@@ -1,5 +1,8 @@
 """Every number type: all operators that it has, and all collectives that only move it."""
 
+import subprocess
+import sys
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -24,6 +27,23 @@ NARROW = (
     ml_dtypes.float8_e8m0fnu,
 )
 DTYPES = [np.dtype(code) for code in NUMPY] + [np.dtype(kind) for kind in NARROW]
+
+
+READ_NAMES = """
+import sys
+from overlap.runtime.forms import dtype_of
+assert "ml_dtypes" not in sys.modules
+print(*map(dtype_of, sys.argv[1:]))
+"""
+
+
+def test_every_dtype_is_found_by_its_name_where_nobody_has_imported_it() -> None:
+    public = [name for name in dir(ml_dtypes) if not name.startswith("_")]
+    types = [name for name in public if isinstance(getattr(ml_dtypes, name), type)]
+    names = [name for name in types if issubclass(getattr(ml_dtypes, name), np.generic)]
+    assert len(names) >= 14
+    done = subprocess.run([sys.executable, "-c", READ_NAMES, *names], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == names
 
 
 def dtype_cases(size: int) -> list[Case]:

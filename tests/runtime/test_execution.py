@@ -1,7 +1,5 @@
 """Programs laid out on arrays and driven by the wires: right results in any order, and nothing left under way."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections import Counter, defaultdict
@@ -20,7 +18,7 @@ import overlap
 from overlap.collectives import Buffer, Extent, Op, Program, Schedule, Step, StepKind, generate, project_all
 from overlap.collectives.generators import GENERATORS, fits
 from overlap.collectives.reduce import reducer
-from overlap.collectives.slicing import in_slices
+from overlap.collectives.slicing import slice_long_messages
 from overlap.runtime.backend import Backend
 from overlap.runtime.engine import arithmetic, execution, programs
 from overlap.runtime.engine.arithmetic import apply
@@ -96,7 +94,7 @@ def test_wires_are_not_looked_at_for_what_threads_do(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(arithmetic, "INLINE_BYTES", 0)
     monkeypatch.setattr(arithmetic, "PIECE_BYTES", 8)
-    monkeypatch.setattr(execution, "linger", seen)
+    monkeypatch.setattr(execution, "poll_wires", seen)
 
     async def main(rank: overlap.Rank) -> float:
         return float((await rank.scatter(np.arange(4.0)))[0])
@@ -363,7 +361,7 @@ def run(ranks: list[Rank], seed: int) -> None:
 def test_any_order_gives_the_same_sum(algorithm: str, sliced: bool) -> None:
     schedule = generate("all_reduce", algorithm, 4)
     for seed in range(1 if sliced else 3):
-        ranks = ranks_of(in_slices(schedule, 4 << 20) if sliced else schedule, shared=seed == 0)
+        ranks = ranks_of(slice_long_messages(schedule, 4 << 20) if sliced else schedule, shared=seed == 0)
         run(ranks, seed)
         assert all((rank.buffers.arrays[Buffer.OUT][:BLOCK] == 0b1111).all() for rank in ranks)
 

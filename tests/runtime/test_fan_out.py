@@ -1,7 +1,5 @@
 """Many messages and operations in flight at once: under way together, and ended by their priorities."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial

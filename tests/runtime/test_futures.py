@@ -10,7 +10,7 @@ import trio
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
 import overlap
-from tests.errors import error_from
+from tests.errors import error_from, error_of
 
 from .worlds import failure_of, run
 
@@ -413,9 +413,8 @@ def test_a_future_that_is_computed_with_says_to_await_it(wrong: Callable[[object
 def test_a_future_is_neither_formatted_nor_compared_with_numbers(wrong: Callable[[object], object], told: str) -> None:
     async def main(rank: overlap.Rank) -> None:
         future, other = rank.all_reduce(np.ones(2)), rank.all_reduce(np.ones(2))
-        with pytest.raises(TypeError) as caught:
-            wrong(future)
-        assert str(caught.value) == f"a future {told}; await it first, or pass it to rank.compute or a collective"
+        error = error_of(TypeError, wrong, future)
+        assert str(error) == f"a future {told}; await it first, or pass it to rank.compute or a collective"
         assert future != other
         assert future in [other, future]
         assert {future: 1, other: 2}[future] == 1

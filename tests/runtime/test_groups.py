@@ -1,7 +1,5 @@
 """Groups of some ranks: made by hand, by split, as axes of a mesh, in any order of ranks, several at once."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -192,11 +190,11 @@ def test_groups_that_cannot_be(ranks: list[int], message: str) -> None:
 def test_meshes_that_cannot_be() -> None:
     async def main(rank: overlap.Rank) -> None:
         with pytest.raises(
-            UsageError, match=r"^axes: dp=2 x tp=3 makes 6 ranks, but the world has 4; choose sizes with that product$"
+            UsageError, match=r"^axes: dp=2 x tp=3 makes 6 ranks, but the world has 4; choose sizes whose product is 4$"
         ):
             rank.mesh(dp=2, tp=3)
         with pytest.raises(
-            UsageError, match=r"^axes: none makes 1 ranks, but the world has 4; choose sizes with that product$"
+            UsageError, match=r"^axes: none makes 1 ranks, but the world has 4; choose sizes whose product is 4$"
         ):
             rank.mesh()
         with pytest.raises(UsageError, match=r"^dp: an axis needs a whole number of ranks, at least 1; got 0$"):

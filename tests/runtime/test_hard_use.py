@@ -1,7 +1,5 @@
 """What programs do at their worst: futures that nobody awaits, aborts in the midst of it all, threads that stay on."""
 
-from __future__ import annotations
-
 import gc
 import random
 import threading

@@ -13,6 +13,7 @@ import trio
 import overlap
 from overlap import DeadlineError, RankLeftError, StallError
 from overlap.runtime.blame import stall as stall_watch
+from tests.threads import running
 
 from .worlds import TIMEOUT_S
 
@@ -82,10 +83,8 @@ async def has_a_thread(rank: R) -> None:
         time.sleep(QUIET_S)
         rank.send(np.ones(1), 1)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    await rank.recv(LIKE, 1)
-    thread.join()
+    with running(threading.Thread(target=work)):
+        await rank.recv(LIKE, 1)
 
 
 async def reads_a_socket(rank: R) -> None:
@@ -135,8 +134,7 @@ async def has_a_daemon(rank: R) -> None:
 
 @pytest.mark.everyday(8)
 @pytest.mark.parametrize(
-    "program",
-    [sleeps, beats, moves_on, has_a_thread, reads_a_socket, gives_up, takes_from_any, has_a_daemon],
+    "program", [sleeps, beats, moves_on, has_a_thread, reads_a_socket, gives_up, takes_from_any, has_a_daemon]
 )
 def test_a_right_program_is_never_ended(program: Callable[[R], Awaitable[None]]) -> None:
     async def main(rank: R) -> None:

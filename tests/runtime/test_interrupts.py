@@ -21,7 +21,7 @@ import overlap
 from overlap import signals
 from overlap.diagnostics import is_ours
 from overlap.runtime.interpreter import GC_THRESHOLD, SWITCH_INTERVAL_S, BlasLimit, tuned_interpreter
-from overlap.runtime.interrupts import _find_called, calls_program, deferring_interrupts, finalizer, interruptible
+from overlap.runtime.interrupts import _find_called_frame, calls_program, deferring_interrupts, finalizer, interruptible
 from overlap.signals import Terminated, handling_signals
 from tests.interrupting import Tracer, sample
 from tests.threads import run_threads
@@ -70,6 +70,10 @@ class Dropped:
     def __del__(self):
         work(self.log)
 
+def drop_and_wait(log):
+    Dropped(log)
+    log.append("waits")
+
 class Awaited:
     def __init__(self, log, awaitable):
         self.log, self.awaitable = log, awaitable
@@ -86,6 +90,7 @@ def ours() -> Iterator[dict[str, Any]]:
     found: dict[str, Any] = {}
     exec(compile(OURS, str(Path(overlap.__file__).with_name("made_up.py")), "exec"), found)
     interruptible(found["wait"])
+    interruptible(found["drop_and_wait"])
     calls_program(found["start"])
     finalizer(found["drop"])
     with deferring_interrupts():
@@ -102,7 +107,7 @@ def test_a_loop_that_waits_for_the_system_is_interrupted_at_once() -> None:
         while frame.f_code is not trio.run.__code__:
             assert frame.f_back is not None
             frame = frame.f_back
-        found.append(_find_called(frame))
+        found.append(_find_called_frame(frame))
 
     overlap.run(main, ranks=1)
     assert found == [None]
@@ -133,17 +138,11 @@ def test_our_function_ends_first_and_then_the_block_that_has_called_it(ours: dic
     assert log == ["begins", "ends", "block ends by KeyboardInterrupt"]
 
 
-def test_an_error_of_ours_gives_way(ours: dict[str, Any]) -> None:
+@pytest.mark.parametrize("function", ["work_and_fail", "work_and_wait"])
+def test_an_error_of_ours_gives_way_and_a_wait_ends_at_once(ours: dict[str, Any], function: str) -> None:
     log: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        ours["work_and_fail"](log)
-    assert log == ["begins", "ends"]
-
-
-def test_a_wait_ends_at_once(ours: dict[str, Any]) -> None:
-    log: list[str] = []
-    with pytest.raises(KeyboardInterrupt):
-        ours["work_and_wait"](log)
+        ours[function](log)
     assert log == ["begins", "ends"]
 
 
@@ -196,6 +195,54 @@ def test_an_interrupt_in_a_finalizer_is_not_lost(ours: dict[str, Any], kind: str
     with pytest.raises(KeyboardInterrupt):
         program()
     assert log == ["begins", "ends"]
+
+
+def test_an_interrupt_in_a_finalizer_ends_the_wait_in_which_it_comes(ours: dict[str, Any]) -> None:
+    log: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        ours["call"](ours["drop_and_wait"], log)
+    assert log == ["begins", "ends"]
+
+
+class DroppedByProgram:
+    def __del__(self) -> None:
+        signal.raise_signal(INT)
+
+
+@pytest.mark.usefixtures("ours")
+def test_an_interrupt_in_a_finalizer_of_the_program_is_not_lost() -> None:
+    log: list[str] = []
+
+    def program() -> None:
+        DroppedByProgram()
+        log.append("after it")
+
+    with pytest.raises(KeyboardInterrupt):
+        program()
+    assert log == []
+
+
+@pytest.mark.usefixtures("ours")
+def test_an_interrupt_in_a_weak_set_is_not_lost() -> None:
+    log: list[str] = []
+
+    def program() -> None:
+        members, target = weakref.WeakSet[Referred](), Referred()
+        members.add(target)
+        sys.settrace(interrupt_removal)
+        del target
+        log.append("after it")
+
+    def interrupt_removal(frame: Any, event: str, argument: object) -> None:
+        if frame.f_code is weakref.WeakSet()._remove.__code__:  # type: ignore[attr-defined]
+            sys.settrace(None)
+            signal.raise_signal(INT)
+
+    before = sys.gettrace()
+    with pytest.raises(KeyboardInterrupt):
+        program()
+    sys.settrace(before)
+    assert log == []
 
 
 def test_a_second_interrupt_comes_at_once_if_the_first_one_has_not_come(
@@ -318,7 +365,7 @@ def test_handlers_of_signals_are_restored_at_each_line() -> None:
     for line in (line for line in passed if linecache.getline(*line).strip() != "try:"):  # Python handles none there
         Tracer(line, 1).run(program)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, line
-        assert (signals._active, signals._registered_lives) == ([], []), line
+        assert (signals._active, signals._live_worlds) == ([], []), line
 
 
 @pytest.mark.slow
@@ -326,7 +373,7 @@ def test_at_many_lines(clock: str) -> None:
     check_lines(clock, 300, 2)
 
 
-# Trio opens sockets of a loop before it protects them against interrupts.
+# Trio opens sockets of a loop before it protects them against interrupts, and sets hooks of generators that hold them.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.slow
 def test_at_600_random_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,6 +382,7 @@ def test_at_600_random_times(monkeypatch: pytest.MonkeyPatch) -> None:
     The interpreter drops an interrupt in a callback of a weak reference, such as one of the standard library while
     Trio begins. Callbacks of ours defer it.
     """
+    hooks = sys.get_asyncgen_hooks()
     ignored: list[Any] = []  # callables in which an interrupt was dropped
 
     def note_ignored(unraisable: "sys.UnraisableHookArgs") -> None:
@@ -348,6 +396,7 @@ def test_at_600_random_times(monkeypatch: pytest.MonkeyPatch) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {INT})
         timer = threading.Timer(chance.uniform(0, 0.03), signal.pthread_kill, (ident, INT))
         timer.start()
+        began_s = time.monotonic()
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {INT})
             while not ignored:
@@ -357,6 +406,8 @@ def test_at_600_random_times(monkeypatch: pytest.MonkeyPatch) -> None:
         except KeyboardInterrupt:
             assert time.monotonic() - began_s < 5
         timer.join()
+    sys.set_asyncgen_hooks(*hooks)
+    gc.collect()
 
 
 # -- what worlds change in the interpreter comes back when the last of them ends, in whatever order they end -----------

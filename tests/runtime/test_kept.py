@@ -1,7 +1,5 @@
 """Nothing is kept of what is over: failures that were seen, operations that were withdrawn, waits that timed out."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref
@@ -149,3 +147,14 @@ def test_a_hundred_thousand_receives_are_withdrawn_one_after_the_other() -> None
         return int((await rank.recv(((1,), float), src=0))[0])
 
     assert overlap.run(main, ranks=1) == [1]
+
+
+def test_the_results_of_a_world_that_is_over() -> None:
+    """The handler of Ctrl-C has replaced that of the world's loop, which refers to the results."""
+
+    async def main(rank: overlap.Rank) -> Held:
+        return Held()
+
+    held = weakref.ref(overlap.run(main, ranks=1)[0])
+    gc.collect()
+    assert held() is None

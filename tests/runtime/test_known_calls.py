@@ -1,7 +1,5 @@
 """Calls that were made before need no matching while nothing is wrong: nothing of what is promised is left out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -124,14 +122,14 @@ def test_who_comes_to_a_rank_that_has_finished_is_told() -> None:
 
 def test_an_operation_that_cannot_begin_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is wrong with it is told to all, and the next one goes on alike."""
-    laid = Compiled.laid
+    laid = Compiled.lay_out
 
     def lay_out(self: Compiled, operation: overlap.CollectiveFuture) -> object:
         if operation.seq == BEFORE and operation.group.rank == 1:
             raise MemoryError("none left")
         return laid(self, operation)
 
-    monkeypatch.setattr(Compiled, "laid", lay_out)
+    monkeypatch.setattr(Compiled, "lay_out", lay_out)
     came = trio.Event()
 
     async def main(rank: overlap.Rank) -> float:

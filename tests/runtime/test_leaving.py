@@ -3,6 +3,7 @@
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -161,6 +162,31 @@ def test_an_interrupt_comes_out_plain(program: Callable[[R], Awaitable[None]], p
     with pytest.raises(KeyboardInterrupt):
         run(main, 3, path=path)
     assert all(x.flags.writeable for x in arrays)
+
+
+def test_others_are_told_which_rank_was_interrupted(path: str) -> None:
+    """A program that ends with that error is no failure of the world."""
+    futures: list[overlap.Future[Any]] = []
+
+    async def main(rank: R) -> None:
+        future = rank.recv(((1,), float), (rank.rank + 1) % 3)
+        futures.append(future)
+        if len(futures) == 3:
+            await raise_interrupt(rank)
+        try:
+            await future
+        except trio.Cancelled:
+            if future is futures[0]:
+                futures[-1].result()
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        run(main, 3, path=path)
+    errors = [future.exception() for future in futures[1:]]
+    culprits = {error.culprit for error in errors if isinstance(error, overlap.PeerFailedError)}
+    assert len(culprits) == 1
+    text = f"the world has ended: rank {culprits.pop()} was interrupted"
+    assert [str(error) for error in errors] == [text] * 2
 
 
 def test_a_rank_that_exits_is_a_rank_that_failed() -> None:

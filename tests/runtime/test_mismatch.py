@@ -162,7 +162,7 @@ def test_messages_that_meet_need_no_report(
 ) -> None:
     """A message carries its call, so what ranks report after a while is not waited for."""
     monkeypatch.setattr(ControlPlane, "send_wait", lambda *report: None)
-    monkeypatch.setattr(Communicators, "look", lambda *report: None)
+    monkeypatch.setattr(Communicators, "ask_others", lambda *report: None)
 
     async def main(rank: overlap.Rank) -> str:
         await rank.barrier()

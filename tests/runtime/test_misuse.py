@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import overlap
 from overlap import UsageError, parallel
+from overlap.errors import shorten_line
 from overlap.ranklist import listed, parse_rank_list
 from tests.errors import error_of
 
@@ -47,7 +48,8 @@ def test_a_future_of_another_world_is_refused_where_it_is_used(how: str) -> None
     try:
         failure = failure_of(run, stranger, 1)
         assert isinstance(failure.cause, overlap.UsageError)
-        assert "compute 'wait' belongs to another world" in str(failure)
+        advice = "call `await trio.to_thread.run_sync(future.result)`"
+        assert f"compute 'wait' belongs to another world; {advice}" in str(failure)
     finally:
         over.set()
         thread.join()
@@ -87,6 +89,14 @@ def test_an_error_without_a_text_still_names_its_rank() -> None:
     failure = failure_of(run, main, 2)
     assert failure.rank == 1
     assert "Mute: (its text cannot be had: RuntimeError)" in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept"), [(0, ("", "")), (1, ("a", "")), (2, ("a", "h")), (5, ("abc", "gh")), (7, ("abcd", "fgh"))]
+)
+def test_a_long_line_keeps_as_many_characters_as_asked(limit: int, kept: tuple[str, str]) -> None:
+    assert shorten_line("abcdefgh", limit) == f" ... {8 - limit} characters left out ... ".join(kept)
+    assert shorten_line("abcdefgh", 8) == "abcdefgh"
 
 
 def test_how_long_a_thread_waits() -> None:

@@ -1,7 +1,5 @@
 """`run(check="nan")`: the first rank to send a NaN or an infinity is named, before anybody has added it to anything."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Callable
@@ -103,8 +101,7 @@ def test_others_are_told_whose_it_was() -> None:
         mine,
     )
     assert re.fullmatch(
-        r"PeerFailedError: rank 0 failed before all_reduce #0 on group 'world' \(\S+:\d+\): " + re.escape(mine),
-        theirs,
+        r"PeerFailedError: rank 0 failed before all_reduce #0 on group 'world' \(\S+:\d+\): " + re.escape(mine), theirs
     )
 
 

@@ -160,15 +160,26 @@ def test_a_pool_of_processes_raises_the_error_of_a_world(tmp_path: Path) -> None
 
 PUBLIC = (
     "overlap", "topology", "transports", "overlap.parallel", "overlap.parallel.schedules", "overlap.timeline",
-    "overlap.simulation", "overlap.cost", "overlap.collectives",
+    "overlap.collectives",
 )  # fmt: skip
+# Files with records of simulations and prices, whose packages export nothing.
+INNER = (
+    *(f"overlap.simulation.{name}" for name in ("compute_cost", "conditions", "demand", "faults", "symmetry")),
+    *(f"overlap.cost.{name}" for name in ("clocks", "parameters", "placed", "rounds")),
+)
 TRAVELS: list[Callable[[Any], Any]] = [lambda value: pickle.loads(pickle.dumps(value)), copy.copy, copy.deepcopy]
 travels = pytest.mark.parametrize("travel", TRAVELS, ids=["pickle", "copy", "deepcopy"])
 
 
 def public_records() -> list[type[Any]]:
-    """Return all public dataclasses."""
+    """Return all public dataclasses, and those of `INNER`."""
     values = [getattr(module, name) for module in map(import_module, PUBLIC) for name in module.__all__]
+    values += [
+        value
+        for module in map(import_module, INNER)
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
+    ]
     found = {each for each in values if inspect.isclass(each) and is_dataclass(each)}
     return sorted(found, key=lambda kind: kind.__name__)
 

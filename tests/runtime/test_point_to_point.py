@@ -141,7 +141,7 @@ def test_it_goes_past_collectives_that_wait(path: str) -> None:
 @pytest.mark.parametrize("tags", [300, pytest.param(98_000, marks=pytest.mark.slow)])
 def test_receives_on_fresh_tags_that_are_given_up_leave_nothing(tags: int, clock: Any) -> None:
     async def main(rank: overlap.Rank) -> list[int]:
-        inbox = rank._around.communicators.inbox
+        inbox = rank._communicators.inbox
         await rank.barrier()
         for tag in range(tags):
             receive = rank.recv(((1,), float), None if tag % 3 else 1 - rank.rank, tag)

@@ -1,7 +1,5 @@
 """Errors of a rank's own code, and of operations whose await was cancelled: what each ends, and in which order."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,7 +8,7 @@ import pytest
 import trio
 
 import overlap
-from tests.errors import error_of
+from tests.errors import Mute, error_of
 
 from .worlds import TIMEOUT_S
 
@@ -21,15 +19,6 @@ from .worlds import TIMEOUT_S
 R = overlap.Rank
 HERE = "test_prompt_errors.py"
 KEEPS = 'with errors="await", it waits until the future is awaited'
-
-
-class Mute(Exception):
-    """Has neither a text nor a representation."""
-
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-    __repr__ = __str__
 
 
 MUTE = "Mute: (its text cannot be had: RuntimeError)"

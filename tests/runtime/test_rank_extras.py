@@ -1,5 +1,7 @@
 """What a rank has beside its program: tasks, groups whose operations take another stream, random numbers."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import trio
@@ -97,7 +99,22 @@ def test_what_is_no_function_is_refused(wrong):
         return str(error_of(overlap.UsageError, rank.spawn, wrong))
 
     kind = type(wrong).__name__
-    assert run(main, 1) == [f"fn: expected an async function, got {kind}; pass its arguments separately"]
+    advice = "pass the function itself: rank.spawn(f, x), not rank.spawn(f(x))"
+    assert run(main, 1) == [f"fn: expected an async function, got {kind}; {advice}"]
+
+
+async def sleeps(rank):
+    await trio.sleep(rank)
+
+
+@pytest.mark.parametrize("function", [sleeps, partial(sleeps, 1)])
+def test_a_compute_of_an_async_function_is_refused_by_its_name(function):
+    async def main(rank):
+        return str(error_of(overlap.UsageError, rank.compute, function))
+
+    (told,) = run(main, 1)
+    assert told.startswith("fn: expected a plain function, got the async function ")
+    assert "sleeps" in told
 
 
 def test_a_group_on_a_stream_numbers_its_operations_with_those_of_the_stream():

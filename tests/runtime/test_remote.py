@@ -1,7 +1,5 @@
 """Worlds of several processes: the same results, and the same errors, as in one."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -80,15 +78,23 @@ def test_ranks_that_only_receive_need_not_say_what(kind: str, late: bool) -> Non
         assert differs(got, want) is None, rank
 
 
-def test_a_root_tells_nobody_what_its_messages_show() -> None:
-    told: list[tuple[int, int]] = []
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The rank and number of each operation that the processes tell each other of, asked and unasked."""
+    found = list[tuple[int, int]]()
 
     class Listening(ControlPlane):
         def _send(self, event: RankEvent) -> None:
             if isinstance(event, Waits):
-                told.append((event.rank, event.seq))
+                found.append((event.rank, event.seq))
             super()._send(event)
 
+    monkeypatch.setattr(companies, "ControlPlane", Listening)
+    monkeypatch.setattr(control, "_WATCH_S", 3600.0)
+    return found
+
+
+def test_a_root_tells_nobody_what_its_messages_show(waits: list[tuple[int, int]]) -> None:
     async def main(rank: overlap.Rank) -> list[float]:
         mine = np.full(2, 7.0 * (1 - rank.rank))
         got = [float((await rank.broadcast(mine)).sum()) for _ in range(5)]
@@ -97,45 +103,23 @@ def test_a_root_tells_nobody_what_its_messages_show() -> None:
         await rank.barrier()
         return got
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(companies, "ControlPlane", Listening)
-        patch.setattr(control, "_WATCH_S", 3600.0)
-        assert run_far(main, 2, 1, wires=by_sockets) == [[14.0] * 7] * 2
-    assert told == []
+    assert run_far(main, 2, 1, wires=by_sockets) == [[14.0] * 7] * 2
+    assert waits == []
 
 
-def test_a_root_answers_all_that_ask_at_once() -> None:
-    told: list[tuple[int, int]] = []
-
-    class Listening(ControlPlane):
-        def _send(self, event: RankEvent) -> None:
-            if isinstance(event, Waits):
-                told.append((event.rank, event.seq))
-            super()._send(event)
-
+def test_a_root_answers_all_that_ask_at_once(waits: list[tuple[int, int]]) -> None:
     async def main(rank: overlap.Rank) -> float:
         name = "a name that makes the call too long for the signature of a message, so that others ask for it"
         tree = await rank.broadcast({name: np.ones(2)} if rank.rank == 1 else None, 1)
         return float(tree[name].sum())
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(companies, "ControlPlane", Listening)
-        patch.setattr(control, "_WATCH_S", 3600.0)
-        assert run_far(main, 4, 1, wires=by_sockets) == [2.0] * 4
-    assert told.count((1, 0)) == 1
+    assert run_far(main, 4, 1, wires=by_sockets) == [2.0] * 4
+    assert waits.count((1, 0)) == 1
 
 
 @pytest.mark.parametrize("kind", ["broadcast", "scatter"])
 @pytest.mark.parametrize("rows", [2, 1 << 17], ids=["at once", "in chunks"])
-def test_who_gives_an_array_for_the_result_asks_nobody(kind: str, rows: int) -> None:
-    told: list[object] = []
-
-    class Listening(ControlPlane):
-        def _send(self, event: RankEvent) -> None:
-            if isinstance(event, Waits):
-                told.append(event.rank)
-            super()._send(event)
-
+def test_who_gives_an_array_for_the_result_asks_nobody(kind: str, rows: int, waits: list[tuple[int, int]]) -> None:
     async def main(rank: overlap.Rank) -> bool:
         x = np.arange(2 * rows, dtype=np.int32).reshape(-1, 2) if rank.rank == 0 else None
         out = np.zeros((rows if kind == "broadcast" else rows // 2, 2), np.int32)
@@ -143,11 +127,8 @@ def test_who_gives_an_array_for_the_result_asks_nobody(kind: str, rows: int) -> 
         first = rank.rank * len(out) if kind == "scatter" else 0
         return bool((out.reshape(-1) == np.arange(2 * first, 2 * first + out.size, dtype=np.int32)).all())
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(companies, "ControlPlane", Listening)
-        patch.setattr(control, "_WATCH_S", 3600.0)
-        assert run_far(main, 2, 1, wires=by_sockets) == [True] * 2
-    assert 1 not in told
+    assert run_far(main, 2, 1, wires=by_sockets) == [True] * 2
+    assert 1 not in {rank for rank, _ in waits}
 
 
 @pytest.mark.parametrize("kind", ["broadcast", "scatter"])
@@ -440,49 +421,32 @@ def test_a_lost_process_ends_the_world() -> None:
     assert far.rank == 0
 
 
+def waits_event(ranks: str, collective: str) -> list[object]:
+    """Return the event that rank 1 waits in an operation, as it is sent."""
+    call = [collective, None, None, None, 4, 0, [], [], False, False, None, ""]
+    return ["Waits", 1, 1, ranks, 0, 2, call, b"", "there"]
+
+
 @pytest.mark.parametrize(
     ("message", "refusal"),
     [
         (["Finished", 0, [], False, False], "it is about rank 0, which belongs to another process"),
         (
             ["Quiet", [msgspec.to_builtins(RankView(rank=1, seen=Seen.LEFT))]],
-            "it has the view of a rank that belongs to another process",
-        ),
-        (["Finished", "3", [], False, False], "15 bytes that are no message: Expected `int`, got `str` - at `$[1]`"),
-        (
-            [
-                "Waits",
-                1,
-                1,
-                "0-3",
-                0,
-                2,
-                ["jump", None, None, None, 4, 0, [], [], False, False, None, ""],
-                b"",
-                "there",
-            ],
-            "invalid call: 'jump' is not a valid Collective",
+            "it has the view of rank 1, which belongs to process 0",
         ),
         (
-            [
-                "Waits",
-                1,
-                1,
-                "3-0",
-                0,
-                2,
-                ["barrier", None, None, None, 4, 0, [], [], False, False, None, ""],
-                b"",
-                "there",
-            ],
-            "invalid ranks: '3-0' is not a rank or a range such as 3-5",
+            ["Finished", "3", [], False, False],
+            "15 bytes that are no message of the control plane: Expected `int`, got `str` - at `$[1]`",
         ),
+        (waits_event("0-3", "jump"), "invalid call: 'jump' is not a valid Collective"),
+        (waits_event("3-0", "barrier"), "invalid ranks: '3-0' is not a rank or a range such as 3-5"),
         (
             ["OperationFailed", 1, 1, "0-3", 0, False, ["Difference", "world", 0, [0, 4], ["", ""], ["", ""]]],
             "it is about rank 4, and there are 4 ranks",
         ),
-        (["Jump"], "6 bytes that are no message: Invalid value 'Jump' - at `$[0]`"),
-        (None, "1 bytes that are no message: Expected `array`, got `None`"),
+        (["Jump"], "6 bytes that are no message of the control plane: Invalid value 'Jump' - at `$[0]`"),
+        (None, "1 bytes that are no message of the control plane: Expected `array`, got `None`"),
     ],
 )
 def test_what_is_not_understood_is_refused(message: object, refusal: str) -> None:

@@ -175,14 +175,8 @@ def test_ranks_must_agree_on_it(place: str) -> None:
     ("kwargs", "message"),
     [
         ({"shared": 1}, "shared: expected True or False, got 1"),
-        (
-            {"out": np.ones(3)},
-            "out: a result that ranks share lies in memory of its own; pass out= or shared=True",
-        ),
-        (
-            {"x": [np.ones(3)]},
-            "x: a list or dict of arrays cannot be shared; issue a call with shared=True for each",
-        ),
+        ({"out": np.ones(3)}, "out: a result that ranks share lies in memory of its own; pass out= or shared=True"),
+        ({"x": [np.ones(3)]}, "x: a list or dict of arrays cannot be shared; issue a call with shared=True for each"),
     ],
 )
 def test_what_cannot_be_meant(kwargs: dict[str, Any], message: str) -> None:
@@ -245,12 +239,7 @@ def test_weights_that_stay_are_not_shared() -> None:
 
 SIZE = 600_000  # elements of 4 bytes: too many to be copied
 
-COMMON_WIRES: dict[str, Wires] = {
-    "shared memory": by_shared_memory,
-    "slots": partial(by_shared_memory, reads=False),
-    "no room": partial(by_shared_memory, limit_bytes=0),
-    "sockets": by_sockets,
-}
+COMMON_WIRES = {name: wires for name, wires in WIRES.items() if name != "one wire"}
 
 
 def filled(rank: overlap.Rank, *, common: bool) -> Any:

@@ -1,7 +1,5 @@
 """Signatures and messages between worlds: what travels, and what a peer that lies gets."""
 
-from __future__ import annotations
-
 import random
 from enum import Enum
 from itertools import pairwise
@@ -152,7 +150,7 @@ def test_a_text_that_lies_is_refused() -> None:
         parse(good.text + b"x" * (TEXT_BYTES + 1 - len(good.text)))
     with pytest.raises(ProtocolError, match="has the fingerprint"):
         parse(good.text, fingerprint(BASE))
-    with pytest.raises(ProtocolError, match="the kind 77"):
+    with pytest.raises(ProtocolError, match="collective kind 77"):
         parse(good.text[:1] + b"\x4d" + good.text[2:])
     with pytest.raises(ProtocolError, match="Expected `bool`, got `int`"):
         parse(good.text[:2] + b"\xff" + good.text[3:])
@@ -244,7 +242,7 @@ def test_it_is_acted_upon_or_its_sender_is_named(kind: type[RankEvent], monkeypa
 
     def hear(here: ControlPlane, event: RankEvent) -> None:
         blamed.clear()
-        here._handle_message(MemberNotice(1, encode_body(event)))
+        here._handle_notice(MemberNotice(1, encode_body(event)))
         find_stall(here.quiet(), RANKS)  # whatever it is told of
         for culprit, cause in blamed:
             if isinstance(event, Failed) and 0 <= event.culprit < RANKS:
@@ -270,6 +268,6 @@ def test_it_is_acted_upon_or_its_sender_is_named(kind: type[RankEvent], monkeypa
 
     begun, over = trio.Event(), trio.Event()
     monkeypatch.setattr(ControlPlane, "attach", known)
-    monkeypatch.setattr(World, "fail_elsewhere", blame)
-    monkeypatch.setattr(World, "stopped_elsewhere", lambda world, reason: None)
+    monkeypatch.setattr(World, "end_by_culprit", blame)
+    monkeypatch.setattr(World, "stop", lambda world, reason: None)
     run_far(main, 2, 2, nemesis=nemesis)

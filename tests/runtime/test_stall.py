@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 import overlap
 from overlap import PeerFailedError, StallError
+from overlap.runtime.backend import RealBackend
 from overlap.runtime.blame import stall as stall_watch
 from tests.errors import error_from, error_of
 from transports import Faulty, LinkLostError, NeuronLink
@@ -55,7 +56,8 @@ def test_a_stall_says_who_waits_for_whom() -> None:
     )
     assert error.report == report
     assert error.sentence.partition(";")[0] == f"rank 2 has not come: its program is at {HERE}:{first + 7}"
-    assert str(error) == "\n  ".join([f"the world did not finish within timeout_s=60: {error.sentence}", *report])
+    first = f"the world did not finish within timeout_s=60: {error.sentence}"
+    assert str(error) == "\n  ".join([f"{first}; raise timeout_s if the program is only slow", *report])
 
 
 def test_a_rank_that_awaits_what_another_has_issued_is_told_with_its_line() -> None:
@@ -95,6 +97,28 @@ def test_a_cycle_of_waits_shows_all_of_it() -> None:
     )
 
 
+@pytest.mark.parametrize("make", ["group", "stream"])
+def test_groups_of_equal_ranks_and_streams_have_different_names_in_a_report(make: str) -> None:
+    async def main(rank: R) -> None:
+        if make == "group":
+            halves = [rank.group([0, 1]), rank.group([0, 1])]
+        else:
+            halves = [rank.world.on(rank.stream("a")), rank.world.on(rank.stream("b"))]
+        for half in halves[:: 1 - 2 * rank.rank]:
+            await half.barrier()
+
+    error, line = stall(main, 2), f"{HERE}:{main.__code__.co_firstlineno + 6}"
+    names = ["0-1 (number 2, stream comm)", "0-1 (number 3, stream comm)"]
+    if make == "stream":
+        names = ["world (number 1, stream a)", "world (number 1, stream b)"]
+    titles = [f"barrier #0 of group '{name}' ({line})" for name in names]
+    assert error.sentence == (
+        f"ranks 0-1 wait for each other and cannot go on: rank 0 in {titles[0]}, rank 1 in {titles[1]}; "
+        "call the operations of all groups that ranks share in one order"
+    )
+    assert [line.partition(";")[0] for line in error.report] == [f"rank {rank}: {titles[rank]}" for rank in (0, 1)]
+
+
 def test_arrays_come_back_after_a_stall() -> None:
     x = np.ones(2)
 
@@ -114,6 +138,215 @@ async def test_a_world_that_ends_in_time_is_none_the_wiser(autojump_clock) -> No
 
     started_s = trio.current_time()
     assert await overlap.run_async(main, ranks=2, timeout_s=60) == [started_s + 59] * 2
+
+
+@pytest.mark.parametrize("waiting", [{0}, {0, 1}], ids=["one", "all"])
+def test_a_program_that_waits_in_a_thread_ends_with_the_time_limit(waiting: set[int]) -> None:
+    """No cancellation ends such a wait, and its error is no failure of its rank."""
+
+    async def main(rank: R) -> None:
+        if rank.rank in waiting:
+            await trio.to_thread.run_sync(rank.recv(src=1 - rank.rank).result)
+        await trio.sleep_forever()
+
+    assert "rank 0: recv #0 from rank 1" in str(stall(main, 2))
+
+
+@pytest.mark.parametrize("how", ["interrupt in one", "cancelled with one", "cancelled with all"])
+def test_a_program_that_waits_in_a_thread_ends_with_its_interrupted_or_cancelled_world(how: str) -> None:
+    """There is no time limit."""
+
+    async def main(rank: R) -> None:
+        receive = rank.recv(src=1 - rank.rank)
+        if rank.rank == 0 and how == "interrupt in one":
+            raise KeyboardInterrupt
+
+        def wait() -> None:
+            if rank.rank == 1 and how != "interrupt in one":
+                trio.from_thread.run_sync(caller.cancel)
+            receive.result()
+
+        if rank.rank == 1 or how == "cancelled with all":
+            await trio.to_thread.run_sync(wait)
+        await trio.sleep_forever()
+
+    async def world() -> None:
+        with caller:
+            await overlap.run_async(main, ranks=2)
+
+    caller = trio.CancelScope()
+    if how == "interrupt in one":
+        with pytest.raises(KeyboardInterrupt):
+            overlap.run(main, ranks=2)
+    else:
+        trio.run(world)
+        assert caller.cancelled_caught
+
+
+@pytest.mark.parametrize("cleanup_s", [-1.0, 5.0])
+def test_after_an_interrupt_programs_clean_up_for_as_long_as_they_need(
+    cleanup_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time for it is that of a stop. A wait of a thread ends, and nothing else of its rank."""
+
+    async def main(rank: R) -> None:
+        if rank.rank == 0:
+            await wait_all_tasks_blocked()
+            raise KeyboardInterrupt
+        try:
+            if rank.rank == 1:
+                await trio.to_thread.run_sync(rank.recv(src=0).result)
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                rank.send(np.ones(()), 3 - rank.rank)
+                cleaned.append(float(await rank.recv(src=3 - rank.rank)))
+
+    cleaned = list[float]()
+    monkeypatch.setattr(RealBackend, "cleanup_s", cleanup_s)
+    with pytest.raises(KeyboardInterrupt):
+        overlap.run(main, ranks=3)
+    assert cleaned == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_what_a_thread_makes_of_a_stop_is_no_failure(wraps: bool) -> None:
+    async def main(rank: R) -> None:
+        try:
+            await trio.to_thread.run_sync(rank.recv(src=1 - rank.rank).result)
+        except PeerFailedError as ended:
+            if wraps:
+                raise RuntimeError("the program's own") from ended
+
+    assert "did not finish within timeout_s=60" in str(stall(main, 2))
+
+
+def test_a_rank_that_ends_because_of_a_stop_has_not_left_too_early() -> None:
+    """The thread of rank 1 begins to wait once rank 0 has ended."""
+    ended = threading.Event()
+
+    async def main(rank: R) -> None:
+        receive = rank.recv(src=1 - rank.rank)
+        if rank.rank == 0:
+            try:
+                await trio.to_thread.run_sync(receive.exception)
+            finally:
+                ended.set()
+        else:
+            await trio.to_thread.run_sync(lambda: ended.wait(TIMEOUT_S) and receive.result())
+
+    assert "did not finish within timeout_s=60" in str(stall(main, 2))
+
+
+def test_a_program_that_is_stopped_may_use_the_world_while_it_cleans_up() -> None:
+    sums: list[float] = []
+
+    async def main(rank: R) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                sums.append(float(await rank.all_reduce(np.ones(()))))
+
+    stall(main, 2)
+    assert sums == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+def test_a_program_that_is_stopped_cannot_clean_up_for_ever(clock: str) -> None:
+    async def main(rank: R) -> None:
+        try:
+            await rank.recv(src=1 - rank.rank)
+        finally:
+            with trio.CancelScope(shield=True):
+                await rank.recv(src=1 - rank.rank, tag=1)
+
+    if clock == "virtual":
+        assert "cannot finish" in str(error_of(StallError, overlap.run, main, ranks=2, clock=clock))
+    else:
+        stall(main, 2)
+
+
+def test_an_error_in_the_handler_of_a_stop_is_its_cause() -> None:
+    async def main(rank: R) -> None:
+        try:
+            await trio.to_thread.run_sync(rank.recv(src=1 - rank.rank).result)
+        except PeerFailedError:
+            {}["the program's own"]
+
+    assert isinstance(stall(main, 2).__cause__, KeyError)
+
+
+def test_own_errors_in_a_group_with_that_of_a_stop_are_a_failure() -> None:
+    async def main(rank: R) -> None:
+        try:
+            await trio.to_thread.run_sync(rank.recv(src=1 - rank.rank).result)
+        except PeerFailedError as ended:
+            raise ExceptionGroup("the program's own", [ended, KeyError("a"), ValueError("b")]) from None
+
+    async def world() -> None:
+        seen.append(await error_from(overlap.RankFailedError, overlap.run_async(main, ranks=2, timeout_s=60)))
+
+    seen: list[overlap.RankFailedError] = []
+    trio.run(world, clock=MockClock(autojump_threshold=0))
+    assert isinstance(seen[0].cause, ExceptionGroup)
+
+
+def test_an_error_that_nobody_awaits_ends_the_waits_of_its_rank_in_threads_at_the_time_limit() -> None:
+    async def main(rank: R) -> None:
+        rank.compute(lambda: {}["the program's own"], errors="await")
+        await trio.to_thread.run_sync(rank.recv(src=0).result)
+
+    failure = failure_of(overlap.run, main, ranks=1, timeout_s=0.2)
+    assert isinstance(failure.cause, KeyError)
+
+
+def test_an_error_that_is_raised_from_itself_after_a_stop() -> None:
+    async def main(rank: R) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            error = ValueError("the program's own")
+            raise error from error
+
+    async def world() -> None:
+        seen.append(await error_from(overlap.RankFailedError, overlap.run_async(main, ranks=1, timeout_s=60)))
+
+    seen: list[overlap.RankFailedError] = []
+    trio.run(world, clock=MockClock(autojump_threshold=0))
+    assert isinstance(seen[0].cause, ValueError)
+
+
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_error_of_a_world_that_is_over_is_a_failure_of_this_one(ranks: int, clock: str) -> None:
+    over: list[R] = []
+
+    async def keep(rank: R) -> None:
+        over.append(rank)
+
+    async def main(rank: R) -> None:
+        if rank.rank == 0:
+            await over[0].all_reduce(np.ones(1))
+        await rank.barrier()
+
+    overlap.run(keep, ranks=1)
+    failure = error_of(overlap.RankFailedError, overlap.run, main, ranks=ranks, clock=clock)
+    assert failure.rank == 0
+    assert isinstance(failure.cause, PeerFailedError)
+    assert failure.cause.culprit == -1
+
+
+def test_an_error_of_a_world_that_is_over_ends_this_one_at_its_time_limit_if_nobody_awaits_it() -> None:
+    async def keep(rank: R) -> R:
+        return rank
+
+    async def main(rank: R) -> None:
+        rank.compute(lambda: over.barrier(), errors="await")
+        await trio.sleep_forever()
+
+    over = overlap.run(keep, ranks=1)[0]
+    assert error_of(overlap.RankFailedError, overlap.run, main, ranks=1, timeout_s=0.2).rank == 0
 
 
 @pytest.mark.parametrize("elements", [3, 1 << 17])

@@ -75,7 +75,7 @@ class Rank:
     def __init__(self, view: RankView) -> None:
         self._view, self.progress = view, 0
 
-    def mark(self) -> tuple[object, int]:
+    def progress_mark(self) -> tuple[object, int]:
         return None, self.progress
 
     def view(self, now_ns: int) -> RankView:
@@ -282,11 +282,10 @@ def test_long_views_are_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
-    [3, {}, {"rank": 0}, ["0"], [0, "sleeps"], [0, "waits", [[0, 1]]], [0, "waits", [], 1], [True]],
+    "told", [3, {}, {"rank": 0}, ["0"], [0, "sleeps"], [0, "waits", [[0, 1]]], [0, "waits", [], 1], [True]]
 )
 def test_views_that_make_no_sense_are_refused(told: object) -> None:
-    with pytest.raises(MessageError, match=r"^\d+ bytes that are no message: "):
+    with pytest.raises(MessageError, match=r"^\d+ bytes that are no message of the control plane: "):
         decode(msgspec.msgpack.encode(["Quiet", [told]]))
 
 
@@ -294,10 +293,10 @@ def test_views_that_make_no_sense_are_refused(told: object) -> None:
 def test_an_interrupt_does_not_claim_that_ranks_can_never_go_on(hangs: bool) -> None:
     """One look cannot know that: what they wait for may be on its way. Who keeps the others can be seen at once."""
     reports = Reports([], RealBackend(), None)
-    reports.stood = [waits(0, 1), elsewhere(1) if hangs else waits(1, 0)]
+    reports.stopped_views = [waits(0, 1), elsewhere(1) if hangs else waits(1, 0)]
     interrupt = KeyboardInterrupt()
     trio.run(reports.add_note_to, interrupt)
-    lines = [f"  {line}" for line in report_lines(reports.stood)]
+    lines = [f"  {line}" for line in report_lines(reports.stopped_views)]
     assert interrupt.__notes__ == ([f"  {LATE}"] if hangs else []) + lines
 
 
@@ -311,7 +310,7 @@ class Gathering(Others):
 
 def test_the_notes_of_an_interrupt_name_ranks_of_other_processes() -> None:
     reports = Reports([], RealBackend(), cast(ControlPlane, Gathering(speaks=True, quiet={})))
-    reports.stood = [waits(0, 1)]
+    reports.stopped_views = [waits(0, 1)]
     interrupt = KeyboardInterrupt()
     trio.run(reports.add_note_to, interrupt)
     lines = [f"  {line}" for line in report_lines([waits(0, 1), elsewhere(1)])]

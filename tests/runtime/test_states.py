@@ -1,7 +1,5 @@
 """The states of operations: the table, what is refused, and the same states in every world."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -323,9 +323,9 @@ def test_a_stream_is_made_once() -> None:
 
 BAD_STREAMS: list[tuple[Callable[[overlap.Rank], object], str]] = [
     (lambda rank: rank.stream("tp", priority=1, window=4), "^stream 'tp' has priority=2, window=3; got priority=1"),
-    (lambda rank: rank.stream("new", window=0), "^window: must be at least 1, got 0$"),
-    (lambda rank: rank.barrier(stream="dp"), "^stream: 'dp' is unknown; known are comm, tp$"),
-    (lambda rank: rank.send(np.ones(1), 0, stream="dp"), "^stream: 'dp' is unknown; known are comm, tp$"),
+    (lambda rank: rank.stream("new", window=0), "^window: expected an integer, 1 or more, got 0$"),
+    (lambda rank: rank.barrier(stream="dp"), "^stream: 'dp' is unknown; known are comm, tp; rank.stream"),
+    (lambda rank: rank.send(np.ones(1), 0, stream="dp"), "^stream: 'dp' is unknown; known are comm, tp; rank.stream"),
 ]
 
 

@@ -1,7 +1,5 @@
 """What a Trio user expects of errors, cancellation and tasks, in one process, over two wires, and in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable

@@ -56,8 +56,10 @@ def test_on_the_loop_a_result_that_is_not_there_raises_at_once() -> None:
         return str(error)
 
     told = trio.Event()
-    expected = "barrier #0 on group 'world' has not ended; await its future: waiting here would stop the event loop"
-    assert run(main, 2)[0] == expected
+    assert run(main, 2)[0] == (
+        "barrier #0 on group 'world' has not ended, and waiting here would stop the event loop; await its future, or "
+        "wait in a thread that runs no event loop"
+    )
 
 
 def test_a_thread_gives_up_waiting_in_time() -> None:

@@ -1,7 +1,5 @@
 """A trace that cannot be written takes nothing from a run: its results come back, its error is raised."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -58,7 +56,7 @@ def test_whatever_goes_wrong_with_the_trace(tmp_path: Path, monkeypatch: pytest.
     def broken(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("overlap.processes.traces.join_parts", broken)
+    monkeypatch.setattr("overlap.timeline.files.trace.join_parts", broken)
     with pytest.warns(overlap.TraceWarning, match=r"cannot write .*t\.json: MemoryError\(\)$"):
         assert overlap.run(well, ranks=2, trace=tmp_path / "t.json") == [0, 1]
 

@@ -222,15 +222,26 @@ def test_ranks_of_other_processes_that_pass_nothing_get_it_too(transport: str) -
     assert connected(program, 2, transport=transport) == [[True, True]] * 2
 
 
-def test_the_form_of_a_tree_may_be_unknown_to_ranks_that_pass_nothing() -> None:
+@pytest.mark.parametrize(("keys", "reason"), [
+    ([range(1)], "has keys other than texts, integers and tuples of these: {<range>: 'float64 (2,)'} ..."),
+    ([i * 7919**4 % 10**9 for i in range(10_000)], "has too many arrays for its keys and shapes to come in a message"),
+], ids=["foreign", "large"])  # fmt: skip
+def test_the_form_of_a_tree_may_be_unknown_to_ranks_that_pass_nothing(keys: list[object], reason: str) -> None:
     async def main(rank: R) -> str:
         try:
-            await rank.broadcast({range(1): np.ones(2)} if rank.rank == 0 else None)
+            await rank.broadcast(dict.fromkeys(keys, np.ones(2)) if rank.rank == 0 else None)
         except (overlap.UsageError, overlap.PeerFailedError) as error:
-            return str(error).split("; ")[-1].split(" (")[0]
+            return str(error)
         return "no error"
 
-    assert run(main, 2) == ["pass a tree of that form on all ranks"] * 2
+    of_root, own = run(main, 2)
+    assert own.startswith(
+        "x: the tree of rank 0, the root of broadcast #0 on group 'world' (tests/runtime/test_trees.py:"
+    )
+    assert f", {reason}" in own
+    assert own.endswith("; pass a tree like the root's on all ranks")
+    assert of_root.startswith("rank 1 failed before broadcast #0 ")
+    assert of_root.endswith(own)
 
 
 def test_an_end_whose_part_still_moves_starts_once() -> None:
@@ -284,10 +295,7 @@ def test_objects_from_threads_and_between_processes() -> None:
         futures += [rank.scatter_object(["a", "b"] if me == 0 else None), rank.gather_object(me, 1)]
         return [future.result(TIMEOUT_S) for future in futures]
 
-    assert connected(program, 2) == [
-        [VALUES[:2], {"from": 1}, "a", None],
-        [VALUES[:2], {"from": 1}, "b", [0, 1]],
-    ]
+    assert connected(program, 2) == [[VALUES[:2], {"from": 1}, "a", None], [VALUES[:2], {"from": 1}, "b", [0, 1]]]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "bool", "complex64", "bfloat16"])

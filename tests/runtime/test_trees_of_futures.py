@@ -12,6 +12,7 @@ from overlap.collectives.reduce import Array
 from tests.embedded.connecting import TIMEOUT_S, connected
 from tests.errors import error_from, error_of
 
+from .companies import world
 from .test_trees import each, leaves, same, tree
 from .worlds import FEW_PATHS, run
 
@@ -72,13 +73,12 @@ async def everything(rank: R) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_every_collective_takes_futures_of_trees_and_trees_of_futures(path: str, ranks: int) -> None:
-    assert run(everything, ranks, path=path) == [[]] * ranks
-
-
-def test_in_virtual_time() -> None:
-    assert overlap.run(everything, ranks=2, clock="virtual") == [[]] * 2
+@pytest.mark.everyday(3)
+@pytest.mark.parametrize(
+    ("way", "ranks"), [*((way, ranks) for way in (*FEW_PATHS, "wire") for ranks in (1, 2, 4)), ("virtual", 2)]
+)
+def test_every_collective_takes_futures_of_trees_and_trees_of_futures(way: str, ranks: int) -> None:
+    assert world(everything, way, ranks) == [[]] * ranks
 
 
 @pytest.mark.slow
@@ -133,12 +133,10 @@ async def crossed(rank: R) -> list[Any]:
     return wrong
 
 
-def test_trees_meet_by_their_numbers_whatever_comes_first(path: str) -> None:
-    assert run(crossed, 3, path=path) == [[]] * 3
-
-
-def test_trees_meet_by_their_numbers_in_virtual_time() -> None:
-    assert overlap.run(crossed, ranks=3, clock="virtual") == [[]] * 3
+@pytest.mark.everyday(3)
+@pytest.mark.parametrize("way", [*FEW_PATHS, "wire", "virtual"])
+def test_trees_meet_by_their_numbers_whatever_comes_first(way: str) -> None:
+    assert world(crossed, way, 3) == [[]] * 3
 
 
 @pytest.mark.slow
@@ -159,10 +157,8 @@ def test_shapes_only() -> None:
         return [(key, leaf.dtype.name, leaf.shape) for key, leaf in found.items()] + [leaf.shape for leaf in part]
 
     answer = [("x", "float32", (4, 2)), ("n", "int64", (4,)), (2, 2), (2,)]
-    clock = overlap.Virtual(shapes_only=True)
-    assert overlap.run(main, ranks=2, clock=clock) == [answer] * 2
-    alike = overlap.Virtual(shapes_only=True, alike=1)
-    assert overlap.run(main, ranks=2, clock=alike) == [answer] * 2
+    for clock in (overlap.Virtual(shapes_only=True), overlap.Virtual(shapes_only=True, alike=1)):
+        assert overlap.run(main, ranks=2, clock=clock) == [answer] * 2
 
 
 def test_messages(path: str) -> None:

@@ -1,7 +1,5 @@
 """Blocks of different sizes, against a numpy reference: all paths, awkward counts, and what is refused."""
 
-from __future__ import annotations
-
 import gc
 import re
 from collections.abc import Callable, Iterator

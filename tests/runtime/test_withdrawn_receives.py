@@ -1,9 +1,8 @@
 """Receives that give their place or their message back: the next receive gets it, whatever else is under way."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,12 @@ import pytest
 import trio
 
 import overlap
-from transports import NeuronLink, Recording, Transport
+from overlap.runtime.failure import Failure
+from overlap.runtime.state import CANCELLING, RUNNING
+from transports import NeuronLink, Recording, Request, Transport, Wire
 from transports.faulty import Faulty
 from transports.paced import LinkSpeed, Paced
+from transports.wrappers import RelayedRequest, WrappedWire, Wrapper
 
 from .cancelled_awaits import channels, play
 from .worlds import TIMEOUT_S
@@ -21,10 +23,43 @@ from .worlds import TIMEOUT_S
 R = overlap.Rank
 LIKE = ((3,), "float64")
 
+
+class DecidingLater(Wrapper):
+    """A transport that decides later whether a receive that is withdrawn has met its message."""
+
+    def __init__(self, inner: Transport, decide: Callable[[Callable[[], None]], object] | None = None) -> None:
+        super().__init__(inner)
+        self.decide = decide
+
+    def wrap(self, wire: Wire) -> Wire:
+        return WireDecidingLater(wire, self)
+
+
+class WireDecidingLater(WrappedWire):
+    def __init__(self, inner: Wire, transport: DecidingLater) -> None:
+        super().__init__(inner, transport.peers)
+        self.transport = transport
+
+    def begin_recv(self, src: int, tag: int, out: Any, nbytes: int, *, done: Any, **options: Any) -> Request:
+        request = RequestDecidedLater(done, nbytes, partial(self.inner.begin_recv, src, tag, out, nbytes, **options))
+        request.transport = self.transport
+        request.begin()
+        return request
+
+
+class RequestDecidedLater(RelayedRequest):
+    transport: DecidingLater
+
+    def withdraw(self) -> None:
+        decide = self.transport.decide or trio.lowlevel.current_trio_token().run_sync_soon
+        decide(super().withdraw)
+
+
 WRAPPED: dict[str, Callable[[Transport], Transport]] = {
     "recording": Recording,
     "faulty": lambda inner: Faulty(inner, seed=3, delay=0.5, delay_s=2e-3),
     "paced": lambda inner: Paced(inner, links=lambda *_: LinkSpeed(latency_s=1e-4, bandwidth_bytes_per_s=5e8)),
+    "deciding later": DecidingLater,
 }
 WIRES = ["virtual", "direct", *WRAPPED]
 
@@ -149,6 +184,17 @@ def test_a_receive_without_a_message_can_be_cancelled_over_any_transport(wire: s
     assert run(main, wire) == [5, 5]
 
 
+def test_a_message_of_any_form_is_received_over_any_transport(wire: str) -> None:
+    async def main(rank: R) -> list[float]:
+        if rank.rank == 1:
+            await rank.send(message(5), 0)
+            return []
+        received: Any = await rank.recv(None, 1)
+        return list(received)
+
+    assert run(main, wire)[0] == [5.0] * 3
+
+
 def test_a_rank_ends_although_nobody_sends_what_it_has_waited_for(wire: str) -> None:
     async def main(rank: R) -> str:
         with trio.move_on_after(1e-3):
@@ -157,6 +203,40 @@ def test_a_rank_ends_although_nobody_sends_what_it_has_waited_for(wire: str) -> 
         return "ended"
 
     assert run(main, wire) == ["ended"] * 2
+
+
+def test_a_look_that_finds_no_message_yet_takes_none() -> None:
+    """The message has been announced, and its bytes take another 16 ms."""
+
+    async def main(rank: R) -> bool:
+        if rank.rank == 1:
+            await rank.barrier()
+            await rank.send(np.ones(1_000_000), 0)
+            return True
+        first: Any = rank.recv(src=1)
+        await cancelled_await(first)
+        await rank.barrier()
+        while not first.inbox.has_message(first):  # noqa: ASYNC110 (no event says so)
+            await trio.sleep(1e-3)
+        assert not first.done
+        return bool((await rank.recv(src=1) == 1).all())
+
+    assert run(main, "paced") == [True] * 2
+
+
+def test_a_receive_that_was_left_has_failed_once_its_world_has_ended(wire: str) -> None:
+    left: list[overlap.Future[Any]] = []
+
+    async def main(rank: R) -> None:
+        if rank.rank == 0:
+            left.append(rank.recv(src=1))
+            await cancelled_await(left[0])
+        await rank.barrier()
+
+    run(main, wire)
+    assert left[0].done
+    with pytest.raises(overlap.PeerFailedError, match="the world has ended"):
+        left[0].result()
 
 
 def test_a_scope_that_a_callback_cancels_withdraws_the_next_receive_before_it_starts() -> None:
@@ -238,3 +318,129 @@ def test_to_cancel_a_parked_receive_takes_no_message() -> None:
         return (await rank.recv(LIKE, 0)).tolist()
 
     assert run(main, "direct") == [[], [1.0] * 3]
+
+
+@pytest.mark.parametrize("waits", ["task", "thread"])
+def test_a_parked_receive_whose_array_is_read_only_meanwhile_fails(waits: str) -> None:
+    async def main(rank: R) -> list[Any]:
+        out = np.empty(3)
+        future = rank.recv(out, 0)
+        await cancelled_await(future)
+        out.flags.writeable = False
+        errors = []
+        for _ in range(2):
+            with pytest.raises(overlap.UsageError, match="like: is read-only") as raised:
+                await (future if waits == "task" else trio.to_thread.run_sync(future.result))
+            errors.append(raised.value)
+        rank.send(message(1), 0)
+        return [errors[0] is errors[1], (await rank.recv(LIKE, 0)).tolist()]
+
+    assert run(main, "direct", ranks=1) == [[True, [1.0] * 3]]
+
+
+# -- a wire that decides later -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sent", ["before", "after"])
+def test_a_receive_is_cancelled_whatever_a_wire_decides_later(sent: str) -> None:
+    """Its message, which comes before the decision or after it, goes to the next receive."""
+    asked: list[Callable[[], None]] = []
+
+    async def main(rank: R) -> list[Any]:
+        if rank.rank == 1:
+            await rank.barrier()
+            await rank.send(message(1), 0)
+            await rank.barrier()
+            return []
+        first = rank.recv(LIKE, 1)
+        answers: list[Any] = [first.state is RUNNING, first.cancel(), first.cancel(), first.state is CANCELLING]
+        second = rank.recv(LIKE, 1)
+        if sent == "before":
+            await rank.barrier()
+        else:
+            asked.pop()()
+        with pytest.raises(overlap.FutureCancelledError):
+            await first
+        if sent == "after":
+            await rank.barrier()
+        got = (await second).tolist()
+        await rank.barrier()
+        return [*answers, first.cancel(), got]
+
+    transport = DecidingLater(NeuronLink(2), asked.append)
+    found = overlap.run(main, ranks=2, transport=transport, timeout_s=TIMEOUT_S)[0]
+    assert found == [True, True, True, True, True, [1.0] * 3]
+    assert len(asked) == (sent == "before")
+
+
+def test_a_receive_that_is_known_to_have_met_its_message_is_not_cancelled() -> None:
+    """A thread copies the long message."""
+    sent = trio.Event()
+
+    async def main(rank: R) -> list[Any]:
+        if rank.rank == 1:
+            sending = rank.send(np.full(1_000_000, 7.0), 0)
+            sent.set()
+            await sending
+            return []
+        await sent.wait()
+        receive = rank.recv(((1_000_000,), "float64"), 1)
+        state, answer = receive.state, receive.cancel()
+        return [state is RUNNING, answer, (await receive)[-1]]
+
+    assert run(main, "recording")[0] == [True, False, 7.0]
+
+
+@pytest.mark.parametrize("wire", ["recording", "deciding later"])
+def test_a_receive_that_has_failed_is_not_cancelled(wire: str) -> None:
+    """Its transfer is about to be stopped."""
+
+    async def main(rank: R) -> list[Any]:
+        answers = []
+        if rank.rank == 0:
+            receive: Any = rank.recv(LIKE, 1)
+            receive.fail(Failure(ValueError("late")))
+            answers = [receive.state.word, receive.cancel()]
+            with pytest.raises(ValueError, match="late"):
+                await receive
+        await rank.barrier()
+        return answers
+
+    assert run(main, wire)[0] == ["stopping", False]
+
+
+@pytest.mark.parametrize(
+    ("wire", "ends"), [("recording", "failed"), ("deciding later", "failed"), ("deciding later", "cancelled")]
+)
+def test_a_message_that_is_given_back_passes_a_receive_that_is_over(wire: str, ends: str) -> None:
+    """Also a cancelled one of another shape, which the message would not fit."""
+    asked: list[Callable[[], None]] = []
+
+    async def main(rank: R) -> list[Any]:
+        if rank.rank == 1:
+            await rank.send(message(1), 0)
+            await rank.barrier()
+            return []
+        first = rank.recv(LIKE, 1)
+        await ended(first)
+        second: Any = rank.recv(LIKE if ends == "failed" else ((4,), "float64"), 1)
+        while second.state is not RUNNING:  # until its transfer has begun
+            await trio.lowlevel.checkpoint()
+        third = rank.recv(LIKE, 1)
+        if ends == "failed":
+            second.fail(Failure(ValueError("late")))
+        else:
+            assert second.cancel()
+        await cancelled_await(first)
+        while asked:
+            asked.pop()()
+        with (
+            pytest.raises(ValueError, match="late") if ends == "failed" else pytest.raises(overlap.FutureCancelledError)
+        ):
+            await second
+        got = (await third).tolist()
+        await rank.barrier()
+        return got
+
+    transport = WRAPPED[wire](NeuronLink(2)) if ends == "failed" else DecidingLater(NeuronLink(2), asked.append)
+    assert overlap.run(main, ranks=2, transport=transport, timeout_s=TIMEOUT_S)[0] == [1.0] * 3

@@ -8,7 +8,10 @@ import pytest
 import topology
 from overlap import CollectiveMismatchError, Conditions, RankLeftError, StallError, UsageError
 from overlap.cost.select import plan
-from overlap.simulation import Alike, AlikeGroups, Demand, SimulatedFabric, group_by_unit, join_demands, symmetric_world
+from overlap.simulation import symmetric_world
+from overlap.simulation.demand import Demand
+from overlap.simulation.fabric import SimulatedFabric
+from overlap.simulation.symmetry import Alike, AlikeGroups, group_by_unit, join_demands
 from tests.errors import error_of
 
 from .worlds import KB, MS, assert_fails, now_ns, simulate, spans
@@ -243,7 +246,11 @@ def test_what_cannot_be_meant(assumed, match):
     [
         ([0, 1, 3], 1, r"alike: ranks 0, 1, 3 are no row of a grid over all ranks"),
         ([1, 0], 1, r"alike: ranks 1, 0 are no row of a grid"),
-        ([0, 1], lambda rank: rank == 2, r"alike: ranks 0, 1 are a group, but others that are said to behave alike"),
+        (
+            [0, 1],
+            lambda rank: rank == 2,
+            r"alike: ranks 0, 1 are a group, but no group alike holds ranks 3 of the same classes",
+        ),
     ],
 )
 def test_groups_that_stand_for_no_others(ranks, alike, match):

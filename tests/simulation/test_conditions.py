@@ -8,7 +8,8 @@ import pytest
 
 import overlap
 from overlap import Conditions, Interference, UsageError
-from overlap.simulation import CALM, NO_INTERFERENCE, Profile
+from overlap.simulation.compute_cost import Profile
+from overlap.simulation.conditions import CALM, NO_INTERFERENCE
 
 from .worlds import KB, MS, now_ns, simulate
 

@@ -7,10 +7,14 @@ import pytest
 import trio
 
 import topology
-from overlap.cost import cost, parameters
+from overlap.cost.clocks import cost
+from overlap.cost.parameters import cost_parameters
 from overlap.cost.select import plan
-from overlap.simulation import Conditions, EventOrder, FabricDriver, Interference, Kernel, SimulatedFabric
+from overlap.simulation.conditions import Conditions, Interference
 from overlap.simulation.demand import Resources
+from overlap.simulation.fabric import SimulatedFabric
+from overlap.simulation.kernel import EventOrder, Kernel
+from overlap.simulation.traffic import FabricDriver
 
 # -- collectives and messages in flight: alone they take what the cost model says, together they share -----------------
 
@@ -174,8 +178,8 @@ def test_messages_share_an_adapter():
 def test_a_message_to_oneself_is_a_copy():
     fabric = SimulatedFabric(topology.cluster("trn2.48xlarge"))
     sent, received = play(fabric, (0, fabric.message((0,), 3, 3, 10**9)))[0,]
-    rate = fabric.cluster.machine.chip.memory_bytes_per_s.value * parameters(fabric.cluster).memory_efficiency
-    assert sent == received == round((parameters(fabric.cluster).launch_s + 2e9 / rate) * 1e9)
+    rate = fabric.cluster.machine.chip.memory_bytes_per_s.value * cost_parameters(fabric.cluster).memory_efficiency
+    assert sent == received == round((cost_parameters(fabric.cluster).launch_s + 2e9 / rate) * 1e9)
 
 
 def test_no_wire_no_message():

@@ -79,7 +79,9 @@ def outcome(main, args, faults):
 def check_blame(error, faults):
     """Return the message of an error that says who is to blame, for what, and how to see it again."""
     assert isinstance(error.cause, overlap.PeerLostError)
-    blamed = re.match(r"rank (\d) (died at|was not heard in) .* \(\S+\.py:\d+\), as Faults\(", str(error.cause))
+    blamed = re.match(
+        r"rank (\d) (died at|did not arrive at) .* \(\S+\.py:\d+\), planned by Faults\(", str(error.cause)
+    )
     assert blamed, error
     assert int(blamed[1]) == error.rank == error.cause.culprit
     command = f"`overlap simulate --fault-seed {faults.seed}`"
@@ -205,7 +207,7 @@ def test_a_part_that_is_lost_is_noticed_by_the_silence():
             ends.append(now_ns(rank))
 
     with assert_fails(
-        overlap.PeerLostError, r"^rank 0 failed: .* rank 0 was not heard in all_reduce #0 on .*; unfinished"
+        overlap.PeerLostError, r"^rank 0 failed: .* rank 0 did not arrive at all_reduce #0 on .*; unfinished"
     ):
         faulty(main, 2, loss=1.0, silence_s=3.0)
     assert ends == [4000 * MS] * 2

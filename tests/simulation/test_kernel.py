@@ -9,7 +9,8 @@ import trio
 from trio._core import _run
 
 from overlap.errors import OverlapError, UsageError
-from overlap.simulation import EventOrder, Kernel, VirtualClock
+from overlap.simulation.clock import VirtualClock
+from overlap.simulation.kernel import EventOrder, Kernel
 
 
 def run(main, *args, on_stall=None):

@@ -9,10 +9,10 @@ import overlap
 import topology
 from overlap import UsageError
 from overlap.collectives.placement import place
-from overlap.cost import parameters
+from overlap.cost.parameters import cost_parameters
 from overlap.cost.select import plan
-from overlap.simulation import Conditions, demand
-from overlap.simulation.conditions import SlowWires
+from overlap.simulation import demand
+from overlap.simulation.conditions import Conditions, SlowWires
 from overlap.simulation.loads import Resources
 from overlap.simulation.messages import SimulatedMessages
 
@@ -24,7 +24,7 @@ SLOW = Conditions(seed=3, slow_wire_share=0.3, slow_wire_factor=0.5)
 
 
 def messages(cluster, conditions=SLOW):
-    return SimulatedMessages(parameters(cluster), Resources(cluster), SlowWires(conditions))
+    return SimulatedMessages(cost_parameters(cluster), Resources(cluster), SlowWires(conditions))
 
 
 def told(found):

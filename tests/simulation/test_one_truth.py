@@ -15,7 +15,7 @@ import overlap
 from overlap.config import overriding
 from overlap.runtime.engine.real_engine import RealEngine
 from overlap.runtime.world import World
-from overlap.simulation import Profile
+from overlap.simulation.compute_cost import Profile
 from overlap.simulation.simulated_backend import SimulatedBackend
 from overlap.timeline.spans import Timeline
 from transports import LinkSpeed, NeuronLink, Paced
@@ -54,7 +54,7 @@ def emulate(program, latency_s, algorithm=None):
         transport = paced(latency_s, thread_copy_bytes=None)
         async with transport.open():
             world = World(RANKS, wires(latency_s), transport, algorithm=algorithm, backend=clock)
-            clock.kernel.on_stall = world.deadlock
+            clock.kernel.on_stall = world.end_deadlocked
             results = await world.live(program, (Work(real=False),), None)
             timelines.append(world.timeline())
             return results
@@ -62,12 +62,12 @@ def emulate(program, latency_s, algorithm=None):
     return clock.kernel.run(live), timelines[0]
 
 
-def run_really(program, latency_s, algorithm=None):
+def run_really(program, latency_s):
     timelines: list[Timeline] = []
     with overriding(watcher=timelines.append):
         results = overlap.run(
             program, Work(real=True), ranks=RANKS, cluster=wires(latency_s), transport=paced(latency_s),
-            algorithm=algorithm, timeout_s=TIMEOUT_S,
+            timeout_s=TIMEOUT_S,
         )  # fmt: skip
     return results, timelines[0]
 

@@ -7,9 +7,9 @@ import pytest
 
 import topology
 from overlap.cost.select import plan
-from overlap.simulation import Conditions, SimulatedFabric
-from overlap.simulation.conditions import SlowWires
+from overlap.simulation.conditions import Conditions, SlowWires
 from overlap.simulation.demand import Pricing
+from overlap.simulation.fabric import SimulatedFabric
 from overlap.simulation.loads import Resources
 
 from .message_level import fair, finished_s

@@ -6,10 +6,12 @@ from math import inf, nan
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 import overlap
 import topology
 from overlap import UsageError
+from overlap.timeline.spans import ENDED
 from transports import NeuronLink
 
 from .worlds import KB, assert_fails, mesh, now_ns, simulate
@@ -135,6 +137,16 @@ def test_a_deadlock_needs_no_time_out():
     with pytest.raises(overlap.StallError, match=r"every rank is blocked, and nothing is due") as caught:
         simulate(main, 2, timeout_s=3600.0)
     assert caught.value.timeout_s is None
+
+
+def test_a_world_that_goes_on_after_its_tasks_were_blocked_was_not_stopped():
+    async def main(rank):
+        await trio.testing.wait_all_tasks_blocked()
+        return rank.rank
+
+    results, timeline = simulate(main, 2)
+    assert results == [0, 1]
+    assert ENDED not in timeline.meta
 
 
 def test_what_ends_before_the_time_is_up_is_not_held_up():

@@ -9,7 +9,7 @@ import pytest
 import overlap
 import topology
 from overlap import UsageError, shape_only
-from overlap.simulation import ComputeCosts, Profile, Roofline
+from overlap.simulation.compute_cost import ComputeCosts, Profile, Roofline
 from overlap.timeline.files.trace import write_trace
 from overlap.timeline.span import Span
 from overlap.timeline.spans import Timeline

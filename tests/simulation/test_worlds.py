@@ -211,9 +211,7 @@ def test_a_message_waits_for_its_receiver_on_the_way():
 
 
 @pytest.mark.parametrize(
-    ("pair", "message_ms", "permute_ms"),
-    [((0, 1), 20, 25), ((1, 0), 10, 15)],
-    ids=["the same way", "the other way"],
+    ("pair", "message_ms", "permute_ms"), [((0, 1), 20, 25), ((1, 0), 10, 15)], ids=["the same way", "the other way"]
 )
 def test_a_message_shares_the_wire_of_its_own_direction_only(pair, message_ms, permute_ms):
     """10 KB from rank 0 to rank 1 beside a permute of 15 KB."""

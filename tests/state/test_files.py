@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from overlap import UsageError
-from overlap.state.files import CODES, About, DamagedError, SavedFile, write_file
+from overlap.state.files import CODES, DamagedError, FileFacts, SavedFile, write_file
 from overlap.state.rank_state import read_tree
 from overlap.state.trees import pack_tree
 from tests.errors import error_of
@@ -40,7 +40,7 @@ trees = st.recursive(
 
 def write(path: Path, tree: object) -> None:
     arrays, form = pack_tree(tree, CODES)
-    write_file(path, arrays, About(step=1, nonce=2, rank=0, ranks=1, form=form))
+    write_file(path, arrays, FileFacts(step=1, nonce=2, rank=0, ranks=1, form=form))
 
 
 def kept(tree: object) -> object:
@@ -150,7 +150,7 @@ def test_a_header_that_cannot_be_is_refused(file, change):
     about = json.loads(header["__metadata__"]["overlap"])
     change(header["0"], about)
     header["__metadata__"]["overlap"] = json.dumps(about)
-    with pytest.raises(DamagedError, match="is not what was written"):
+    with pytest.raises(DamagedError, match="is damaged: its header is invalid"):
         SavedFile(file, json.dumps(header).encode())
 
 

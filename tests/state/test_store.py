@@ -11,7 +11,7 @@ import pytest
 
 import overlap
 from overlap import RankFailedError, UsageError
-from overlap.state.files import About, write_file
+from overlap.state.files import FileFacts, write_file
 from overlap.state.saves import STATES, Save, Saves
 from tests.errors import error_from, error_of
 
@@ -43,7 +43,7 @@ async def latest(rank):
 def leave(folder, save, rank, ranks=2):
     """Leave the file of one rank, as an attempt does that dies within a save."""
     path = Saves(folder, STATES).path(save) / f"rank-{rank}-of-{ranks}.safetensors"
-    write_file(path, {}, About(step=save.step, nonce=save.nonce, rank=rank, ranks=ranks))
+    write_file(path, {}, FileFacts(step=save.step, nonce=save.nonce, rank=rank, ranks=ranks))
 
 
 def folders(folder):
@@ -126,7 +126,10 @@ def test_a_damaged_part_is_passed_over(folder, capsys):
     part = newest / "rank-1-of-2.safetensors"
     part.write_bytes(part.read_bytes()[:-1] + b"x")
     assert in_world(latest) == [(1, 2, [10, 10, 10]), (1, 2, [11, 11, 11])]
-    assert capsys.readouterr().err == f"overlap: state of step 2 is passed over: {part} is not what was written\n"
+    assert capsys.readouterr().err == (
+        f"overlap: state of step 2 is passed over: {part} is damaged: its bytes do not match its digest; "
+        "restore the file, or delete this save\n"
+    )
 
 
 def test_ranks_need_not_see_the_parts_of_others(folder, tmp_path):
@@ -315,7 +318,8 @@ def test_where_all_are_damaged_nobody_begins_anew(folder):
     (part,) = folder.glob("*/rank-0-of-2.safetensors")
     part.write_bytes(b"")
     error = error_of(UsageError, in_world, latest)
-    assert str(error) == f"state: none of the 1 in {folder} can be read; name another folder"
+    assert str(error).startswith(f"state: none of the 1 in {folder} can be read (")
+    assert str(error).endswith("); name another folder")
 
 
 _FULL = (

@@ -4,8 +4,6 @@ A member yields at each await of the protocol, where it may be killed, or stoppe
 turns. What a member applies is a list of (step, members whose gradients are in its mean): its weights.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -163,7 +161,7 @@ class Job:
 
     def agree(self, me: Member) -> Iterator[int]:
         began = self.turn
-        while (state := member_state(me.number, me.world, self.record, reported=True)) is AgreementState.REPORTS:
+        while (state := member_state(me.number, me.world, self.record)) is AgreementState.REPORTS:
             if me.world.epoch in self.done and me.number in self.ended.get(me.world.epoch, ()):
                 me.finished = True
                 return
@@ -181,7 +179,7 @@ class Job:
         me.state = state
         if state is AgreementState.OUT:
             return
-        me.progress, _ = me.progress.following(self.record.step)
+        me.progress, _ = me.progress.begin_next_epoch(self.record.step)
         self.apply(me)
         if me.ready is not None and me.ready[0] > self.record.step:
             me.ready = None

@@ -3,8 +3,6 @@
 All hosts reach the witness; packets between some of them vanish, for a time or for ever. Limits are those of processes.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
@@ -140,7 +138,7 @@ class Job:
     def follow(self, me: Member, waited_s: float) -> None:
         """Propose the next world, or enter it: as `SurvivingRun` does."""
         record, before = self.records[-1], me.world
-        state = member_state(me.number, before, record, reported=True)
+        state = member_state(me.number, before, record)
         if state is AgreementState.OUT:
             me.end = "out"
         elif state is AgreementState.JOINS and me.late and record.lost == before.lost:

@@ -72,7 +72,7 @@ def test_the_witness_accepts_one_proposal_of_an_epoch() -> None:
 def test_a_member_that_returns_after_a_long_stop_is_out() -> None:
     old = EpochWorld(epoch=0, members=(0, 1, 2), step=3)
     record = EpochWorld(epoch=2, members=(0, 2), step=9)
-    assert member_state(1, old, record, reported=True) is AgreementState.OUT
+    assert member_state(1, old, record) is AgreementState.OUT
 
 
 def test_a_proposal_waits_for_the_reports_of_the_living() -> None:
@@ -98,17 +98,17 @@ def test_progress_enforces_the_order_of_a_step() -> None:
     with pytest.raises(AssertionError, match="step 7 prepared after 4"):
         progress.prepare(7)
     with pytest.raises(AssertionError, match="next world begins after step 5"):
-        progress.following(5)  # before the report
+        progress.begin_next_epoch(5)  # before the report
     assert progress.report() == 4
     with pytest.raises(AssertionError, match="after its report"):
         progress.agree(5)
-    assert progress.following(4)[1] == ()
-    following, means = progress.following(5)
+    assert progress.begin_next_epoch(4)[1] == ()
+    following, means = progress.begin_next_epoch(5)
     assert (following.agreed, following.prepared, means) == (5, 5, ["mean"])
     following.report()
-    assert following.following(5)[1] == (), "a mean ends with its epoch"
+    assert following.begin_next_epoch(5)[1] == (), "a mean ends with its epoch"
     with pytest.raises(AssertionError, match="next world begins after step 6"):
-        progress.following(6)
+        progress.begin_next_epoch(6)
 
 
 @pytest.mark.parametrize(

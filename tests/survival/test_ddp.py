@@ -1,7 +1,5 @@
 """Training with DistributedDataParallel goes on after losses, at the same step, with the weights of that history."""
 
-from __future__ import annotations
-
 import re
 from ast import literal_eval
 from pathlib import Path
@@ -87,11 +85,8 @@ def test_without_a_witness_nobody_goes_on():
 @pytest.mark.slow
 def test_the_example(tmp_path):
     """25_pytorch_survives."""
-    job = Job(tmp_path, "--survive", "--processes", "3", program=str(EXAMPLE))
-    try:
+    with Job(tmp_path, "--survive", "--processes", "3", program=str(EXAMPLE)) as job:
         assert job.end() == 0, job.err
         assert job.out.count("processes (0, 2) go on after step 20") == 2
         assert len(set(re.findall(r"of 2: (.*)", job.out))) == 1
         job.check_nothing_is_left()
-    finally:
-        job.kill()

@@ -47,7 +47,7 @@ class Model:
         return self.progress.report()
 
     def advance(self, step):
-        self.progress, _ = self.progress.following(step)
+        self.progress, _ = self.progress.begin_next_epoch(step)
         self.apply()
         self.ready = None
 
@@ -102,7 +102,7 @@ class Job:
             self.left.add((run.world.epoch, member))
             assert run.is_loss(loss)
             try:
-                if await run.follow(loss) is not None:
+                if await run.enter_next_world(loss) is not None:
                     return "finished"
             except EpochClosedError:
                 return "out"
@@ -115,7 +115,7 @@ class Job:
         arrived.add(member)
         while arrived != set(world.members):
             await trio.sleep(run.witness.look_s)
-            if run._dead_members() or run.witness.reports(world.epoch, world.members):
+            if run._dead_members() or run.witness.read_reports(world.epoch, world.members):
                 raise PeerLostError("lost before all had met", culprit=-1)
         run.state = AgreementState.TRAINS
         while model.progress.agreed < STEPS:
@@ -214,7 +214,7 @@ def follow_losses(jobs, folder, losses, reports_s):
         run.state = AgreementState.TRAINS
         await trio.sleep(reports_s[number])
         try:
-            await run.follow(losses[number])
+            await run.enter_next_world(losses[number])
         except EpochClosedError:
             entered[number] = "out", 0
         else:

@@ -1,7 +1,5 @@
 """Real processes of several hosts: the others go on when a host is lost; what they read in the witness; one trace."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -136,7 +134,10 @@ def test_a_folder_is_of_one_job(start, tmp_path):
     (tmp_path / "shared" / "witness-overlap" / "host-1").touch()
     hosts = start(witness="shared")
     assert hosts[1].end() == 2
-    assert "is of a job that runs, or has lost this host; give all hosts another --job-id" in hosts[1].err
+    assert (
+        "exists already: a job with this id still runs, or has lost this host; give all hosts another --job-id"
+        in hosts[1].err
+    )
 
 
 # -- all hosts must read in the folder of the witness what the launcher of the first one has written there -------------
@@ -197,25 +198,25 @@ def check(monkeypatch, folder, timeout_s):
 
 def test_a_number_that_is_seen_late_is_read_again(monkeypatch, tmp_path):
     host_file(tmp_path, 0).write_text("11 a")
-    read, looks = shared_folder._read, []
+    read, looks = shared_folder._read_first_hosts_file, []
 
     async def read_late(folder):
         looks.append(folder)
         return b"" if len(looks) in (3, 4) else await read(folder)
 
-    monkeypatch.setattr(shared_folder, "_read", read_late)
+    monkeypatch.setattr(shared_folder, "_read_first_hosts_file", read_late)
     assert check(monkeypatch, tmp_path, 60.0) == {}
     assert len(looks) == 6  # each before the first one sends it, and then until it is there
 
 
 def test_a_number_of_an_earlier_job_is_refused_on_all_hosts_by_name(monkeypatch, tmp_path):
     host_file(tmp_path, 0).write_text("11 a")
-    read = shared_folder._read
+    read = shared_folder._read_first_hosts_file
 
     async def read_another(folder):  # in the folder of host 1
         return b"22 a" if host.get() else await read(folder)
 
-    monkeypatch.setattr(shared_folder, "_read", read_another)
+    monkeypatch.setattr(shared_folder, "_read_first_hosts_file", read_another)
     refusals = check(monkeypatch, tmp_path, 0.02)
     name = socket.gethostname()
     refusal = (
@@ -237,14 +238,11 @@ def test_a_missing_file_is_not_equal_to_a_missing_file(monkeypatch, tmp_path):
 )
 def test_a_trace_has_all_epochs(tmp_path, killed):
     options = ["--survive", "--processes", "3", "--trace", "run.json"]
-    job = Job(tmp_path, *options, program=PROGRAM, arguments=[str(len(killed))])
-    try:
+    with Job(tmp_path, *options, program=PROGRAM, arguments=[str(len(killed))]) as job:
         for epoch, member in enumerate(killed):
             job.until(f"goes on {epoch}")
             os.kill(int(re.search(rf"pid (\d+) of member {member} ", job.out)[1]), signal.SIGKILL)
         assert job.end() == 0, job.err
-    finally:
-        job.kill()
     timeline, alive = read_trace(tmp_path / "run.json"), sorted({0, 1, 2} - set(killed))
     assert (set(alive) <= {*timeline.ranks()}, timeline.world_size) == (True, 3)  # and spans of lost processes
     worlds = {span.info.ranks for span in timeline.spans if span.info is not None}

@@ -133,28 +133,17 @@ def test_a_process_that_was_stopped_for_too_long_is_left_behind(start):
     assert job.out.count(f"result {[((0, 2), [3, 2])]}") == 2
 
 
+HOST_0 = ["--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "127.0.0.1:29555"]
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "127.0.0.1:29555"], "add --witness DIR"),
+        (HOST_0, "add --witness DIR"),
         (["--processes", "2", "--lost-after", "1"], "expected at least 2 seconds, got 1"),
         (["--processes", "2", "--witness", "."], "--witness: on one host the launcher has the witness in memory"),
         (["--no-survive", "--processes", "2", "--witness", "."], "--witness: it decides who goes on after a loss"),
-        (
-            [
-                "--nnodes",
-                "2",
-                "--node-rank",
-                "0",
-                "--rdzv-endpoint",
-                "127.0.0.1:29555",
-                "--witness",
-                ".",
-                "--max-restarts",
-                "1",
-            ],
-            "--survive: on several hosts without --max-restarts",
-        ),
+        ([*HOST_0, "--witness", ".", "--max-restarts", "1"], "--max-restarts: not possible with --survive on several"),
     ],
 )
 def test_what_cannot_survive_is_refused(start, options, reason):

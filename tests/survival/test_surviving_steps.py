@@ -138,14 +138,14 @@ def test_weights_are_those_of_the_history(seeds):
 
 
 def test_the_model_sees_a_mean_that_outlives_its_epoch(monkeypatch):
-    following = StepProgress.following
+    following = StepProgress.begin_next_epoch
 
     def keep(self, step):
         fresh, means = following(self, step)
         fresh._latest = Prepared(step, self._latest.means)
         return fresh, means
 
-    monkeypatch.setattr(StepProgress, "following", keep)
+    monkeypatch.setattr(StepProgress, "begin_next_epoch", keep)
     with pytest.raises(AssertionError, match="a step is lost, doubled, or of another epoch"):
         check(range(500))
 

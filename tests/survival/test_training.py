@@ -34,8 +34,7 @@ def history_of(output: str, each: int = 1) -> list[tuple[list[int], int]]:
     ids=["memory", "2x2", "sockets"],
 )
 def test_weights_are_those_of_the_history(tmp_path, options, killed):
-    job = Job(tmp_path, "--survive", *options, program=PROGRAM, arguments=[f"-{len(killed)}"])
-    try:
+    with Job(tmp_path, "--survive", *options, program=PROGRAM, arguments=[f"-{len(killed)}"]) as job:
         for epoch, member in enumerate(killed):
             job.until(f"first step of epoch {epoch}")
             os.kill(int(re.search(rf"\[process {member}\] epoch 0 .* pid (\d+)", job.out)[1]), signal.SIGKILL)
@@ -47,32 +46,24 @@ def test_weights_are_those_of_the_history(tmp_path, options, killed):
         assert len(set(results)) == 1
         assert job.out.count(f"results {results[:each]}") == processes - len(killed)
         job.check_nothing_is_left()
-    finally:
-        job.kill()
 
 
 @pytest.mark.slow
 def test_a_step_that_was_not_agreed_is_not_applied_after_two_losses(tmp_path):
     os.mkfifo(tmp_path / "prepared")
-    job = Job(tmp_path, "--survive", "--processes", "5", program=LOSING, arguments=[str(tmp_path / "prepared")])
-    try:
+    with Job(tmp_path, "--survive", "--processes", "5", program=LOSING, arguments=[str(tmp_path / "prepared")]) as job:
         assert job.end() == 0, job.err
         assert history_of(job.out) == [([0, 1, 2, 3, 4], 0), ([1, 2, 3, 4], 9), ([3, 4], 9)]
         assert job.out.count("weights [{-20.0}]") == 2
         job.check_nothing_is_left()
-    finally:
-        job.kill()
 
 
 @pytest.mark.slow
 def test_the_example(tmp_path):
-    job = Job(tmp_path, "--survive", "--processes", "3", program=str(EXAMPLE))
-    try:
+    with Job(tmp_path, "--survive", "--processes", "3", program=str(EXAMPLE)) as job:
         assert job.end() == 0, job.err
         assert job.out.count("processes (1, 2) go on after step 20") == 1
         results = re.findall(r"rank ([01]) of 2: (weights [0-9a-f]{8}, \d\d\.\d% right)\n", job.out)
         assert {rank for rank, _ in results} == {"0", "1"}
         assert len({result for _, result in results}) == 1
         job.check_nothing_is_left()
-    finally:
-        job.kill()

@@ -1,7 +1,5 @@
 """The witness of a job: its files are what they say from their first moment."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -93,13 +91,13 @@ def test_many_members_report_at_once_without_waiting_for_each_other(tmp_path):
 
     def report(member):
         meeting.wait()
-        witnesses[member].report(0, WitnessReport(step=member, endpoint=("h", 1)))
+        witnesses[member].write_report(0, WitnessReport(step=member, endpoint=("h", 1)))
 
     is_heard, meeting = True, threading.Barrier(64)
     sys.addaudithook(listen)
     run_threads(threading.Thread(target=report, args=(member,)) for member in world.members)
     is_heard = False
-    assert {member: report.step for member, report in witnesses[0].reports(0, world.members).items()} == dict(
+    assert {member: report.step for member, report in witnesses[0].read_reports(0, world.members).items()} == dict(
         enumerate(world.members)
     )
     events = Counter(event for event, _ in touched)
@@ -163,13 +161,13 @@ async def test_a_member_is_unreached_until_it_answers(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(module, "dial", cut)
         async with one.watching([0, 1]):
-            await until(one.dials)
+            await until(one.is_awaiting_answers)
             assert one.unreached() == ()
             answers.set()
-            await until(lambda: not one.dials())
+            await until(lambda: not one.is_awaiting_answers())
     assert one.unreached() == (1,)
-    one.report(3, WitnessReport(step=0, endpoint=("here", 1), unreached=one.unreached()))
-    assert other.reports(3, [0, 1])[0].unreached == (1,)
+    one.write_report(3, WitnessReport(step=0, endpoint=("here", 1), unreached=one.unreached()))
+    assert other.read_reports(3, [0, 1])[0].unreached == (1,)
     async with one.watching([0, 1]):
         await until(lambda: one.unreached() == ())
         assert not one.is_dead(1)
@@ -179,7 +177,8 @@ async def test_a_member_is_unreached_until_it_answers(tmp_path, monkeypatch):
 
 async def test_joining_ends_once_it_is_known_who_can_be_dialled(monkeypatch):
     looks, dials = [], [True, True, False]
-    witness = SimpleNamespace(look_s=0.001, dials=lambda: dials.pop(0), watching=lambda members: nullcontext())
+    witness = SimpleNamespace(look_s=0.001, watching=lambda members: nullcontext())
+    witness.is_awaiting_answers = lambda: dials.pop(0)
     witness._socket, witness._members = None, Path("attempt-0")
     witness.access = partial(Witness.access, witness)
     run = SimpleNamespace(
@@ -194,8 +193,24 @@ async def test_joining_ends_once_it_is_known_who_can_be_dialled(monkeypatch):
 
 async def test_a_folder_that_blocks_ends_the_process(tmp_path):
     witness, free = shared(tmp_path, 0, limit_s=0.2), threading.Event()
-    with pytest.raises(WitnessError, match=r"process 0 cannot reach the witness in .*: it does not answer; it ends"):
+    error = r"process 0 cannot reach the witness in .*: it does not answer; this process ends"
+    with pytest.raises(WitnessError, match=error):
         await witness.access(free.wait)
+    free.set()
+    witness.close()
+
+
+async def test_a_process_that_was_stopped_in_a_call_makes_it_again(tmp_path):
+    """When it goes on the limit of the call is over."""
+    witness, free, calls = shared(tmp_path, 0, limit_s=0.2), threading.Event(), []
+
+    def look():
+        calls.append(None)
+        if len(calls) == 1:
+            free.wait()
+        return witness.read_newest_world()
+
+    assert await witness.access(look) == WORLD
     free.set()
     witness.close()
 
@@ -206,7 +221,7 @@ async def test_a_call_that_fails_for_a_moment_is_made_again(tmp_path):
     def look():
         if failures:
             raise failures.pop()
-        return witness.record()
+        return witness.read_newest_world()
 
     assert await witness.access(look) == WORLD
     witness.close()
@@ -229,8 +244,8 @@ async def test_a_slow_folder_is_reported_and_is_not_a_lost_one(tmp_path, monkeyp
     for name in ("link", "scandir"):
         monkeypatch.setattr(os, name, slow(getattr(os, name)))
     report = WitnessReport(step=3, endpoint=("here", 1))
-    await witness.access(lambda: witness.report(0, report))
-    assert await witness.access(lambda: witness.reports(0, [0, 1])) == {0: report}
+    await witness.access(lambda: witness.write_report(0, report))
+    assert await witness.access(lambda: witness.read_reports(0, [0, 1])) == {0: report}
     line = f"overlap: process 0: the witness in {tmp_path} is slow, "
     assert [told.startswith(line) for told in capsys.readouterr().err.splitlines()] == [True]
     witness.close()

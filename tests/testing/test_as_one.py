@@ -35,7 +35,7 @@ def test_the_reduction_of_a_gradient_is_one_of_a_rank_that_made_the_update() -> 
     from overlap.testing.substitutes import UpdateRecord
 
     issues = [SimpleNamespace(index=0, call=SimpleNamespace(op="all_reduce")) for _ in range(2)]
-    run = SimpleNamespace(record=SimpleNamespace(of=lambda rank: issues[rank : rank + 1], transfers=[]))
+    run = SimpleNamespace(record=SimpleNamespace(issues_of=lambda rank: issues[rank : rank + 1], transfers=[]))
     second = UpdateRecord(gradients={"w": None}, issued=1)  # rank 0 makes one update, and rank 1 two
     steps = [UpdateRecord()], [UpdateRecord(), second]
     comparison = AsOne(run, [SimpleNamespace(steps=each) for each in steps], None)
@@ -159,7 +159,7 @@ NOTES = {  # by program: what is said, if it is not "compared with one rank on t
     "local_steps": f"{ALIKE}ranks make updates of their own",
     "stages": "compared with 2 ranks, the fewest that can run it, with the same data",
     "late": "not compared: 'weight' was made after the first forward had begun",
-    "closures": "not compared: the first update begins before any forward",
+    "closures": "not compared: the first optimizer.step() (right.py:",
     "augmented_within": "draws random numbers",
     "only_forward": "not compared: the program never calls backward",
     "summed": "and the loss is no mean: a divisor may count data, or ranks",
@@ -251,7 +251,7 @@ def test_a_signal_comes_to_the_rank_that_it_is_for() -> None:
 def test_a_flipped_bit_in_a_gradient_makes_other_weights_on_all_ranks() -> None:
     ranks = Ranks(HERE)
     calm = ranks.program("ddp.py", ["--steps", "2"], ranks=2)
-    gradient = next(issue.index for issue in calm.record.of(1) if issue.call.op == "all_reduce")
+    gradient = next(issue.index for issue in calm.record.issues_of(1) if issue.call.op == "all_reduce")
     flipped = ranks.program("ddp.py", ["--steps", "2"], ranks=2, faults=f"flip(rank=1, at={gradient})")
     assert flipped.same()
     assert not flipped.equals(calm)

@@ -105,7 +105,7 @@ def test_errors_of_ours_are_raised_where_a_failure_is_made_smaller(error, raised
         return failing(setting)
 
     with pytest.raises(raised):
-        running.explore(make, Setting(ranks=8), seeds=2)
+        running.try_seeds(make, running.Trials(setting=Setting(ranks=8), seeds=2))
 
 
 def test_an_error_that_no_rank_has_raised_is_no_failure_of_the_program() -> None:

@@ -1,7 +1,5 @@
 """The limit of real time of a test: a rank that computes for ever is ended, one that gets no processor is not."""
 
-from __future__ import annotations
-
 import faulthandler
 import threading
 from collections.abc import Iterator

@@ -1,10 +1,10 @@
 """Unchanged programs of PyTorch with many ranks in this process."""
 
+import copy
 import os
 import random
 import subprocess
 import sys
-import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -188,35 +188,23 @@ def passes_a_group(how):
     dist.barrier()
 
 
+CYCLE = "cycle: ranks 0-2 wait for each other and cannot go on: ranks 0, 2 in all_reduce #0 of group '0-2' (LINE)"
+WRONG_GROUPS = {
+    "one line": "wrong group: rank 1 waits in all_reduce #0 of group '0-2, number 2' (LINE), and never issues "
+    "all_reduce #0 of group '0-2' (LINE), in which ranks 0, 2 wait for it: pass the same group on all ranks",
+    "a part": "wrong group: rank 1 waits in all_reduce #0 of group '0-1' (LINE), and never issues all_reduce #0 of "
+    "group 'world' (LINE), in which ranks 0, 2 wait for it: pass the same group on all ranks",
+    "another order": CYCLE,
+    "for ever": CYCLE,
+}
+
+
 @pytest.mark.everyday(3)
-@pytest.mark.parametrize(
-    ("how", "told"),
-    [
-        (
-            "one line",
-            "wrong group: rank 1 waits in all_reduce #0 of group '0-2, number 2' (LINE), and never issues all_reduce "
-            "#0 of group '0-2' (LINE), in which ranks 0, 2 wait for it: pass the same group on all ranks",
-        ),
-        (
-            "a part",
-            "wrong group: rank 1 waits in all_reduce #0 of group '0-1' (LINE), and never issues all_reduce #0 of group "
-            "'world' (LINE), in which ranks 0, 2 wait for it: pass the same group on all ranks",
-        ),
-        (
-            "another order",
-            "cycle: ranks 0-2 wait for each other and cannot go on: ranks 0, 2 in all_reduce #0 of group '0-2' (LINE)",
-        ),
-        pytest.param(
-            "for ever",
-            "cycle: ranks 0-2 wait for each other and cannot go on: ranks 0, 2 in all_reduce #0 of group '0-2' (LINE)",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_a_wrong_group_is_no_other_order(how, told) -> None:
+@pytest.mark.parametrize("how", [*[*WRONG_GROUPS][:3], pytest.param("for ever", marks=pytest.mark.slow)])
+def test_a_wrong_group_is_no_other_order(how) -> None:
     run = Ranks().function(passes_a_group, how, ranks=3, check=False)
     line = f"test_torch.py:{passes_a_group.__code__.co_firstlineno + 6}"
-    assert str(run.verdict).startswith(told.replace("LINE", line))
+    assert str(run.verdict).startswith(WRONG_GROUPS[how].replace("LINE", line))
 
 
 def asks_for_any():
@@ -244,37 +232,26 @@ def exchanges(how):
         dist.barrier()
 
 
-@pytest.mark.everyday(4)
-@pytest.mark.parametrize(
-    ("how", "told"),
-    [
-        (
-            "even",
-            "mismatch: rank 0 called all_to_all_single #0 of group 'world' (LINE) with float32 (4,), where rank 1 "
-            "called barrier #0 of group 'world' (LAST) (operations differ)",
-        ),
-        (
-            "sizes",
-            "mismatch: rank 0 called all_to_all_single #0 of group 'world' (LINE) with float32 (4,), where rank 1 "
-            "called all_to_all_single #0 of group 'world' (LINE) with float32 (6,) (sizes differ)",
-        ),
-        (
-            "uneven",
-            "cycle: ranks 0-1 wait for each other and cannot go on: rank 0 in all_to_all_single #0 from rank 1 "
-            "(LINE), rank 1 in barrier #0 of group 'world' (LAST); call all_to_all_single on all of these ranks, with "
-            "the sizes of its parts on all or on none",
-        ),
-        (
-            "missed",
-            "unmatched: rank 1 has finished without the other end of all_to_all_single #0 from rank 1 (LINE), for "
-            "which rank 0 waits",
-        ),
-    ],
+MISMATCH = (
+    "mismatch: rank 0 called all_to_all_single #0 of group 'world' (LINE) with float32 (4,), where rank 1 called "
 )
-def test_an_all_to_all_single_is_called_so(how, told) -> None:
+EXCHANGES = {
+    "even": f"{MISMATCH}barrier #0 of group 'world' (LAST) (operations differ)",
+    "sizes": f"{MISMATCH}all_to_all_single #0 of group 'world' (LINE) with float32 (6,) (sizes differ)",
+    "uneven": "cycle: ranks 0-1 wait for each other and cannot go on: rank 0 in all_to_all_single #0 from rank 1 "
+    "(LINE), rank 1 in barrier #0 of group 'world' (LAST); call all_to_all_single on all of these ranks, with "
+    "the sizes of its parts on all or on none",
+    "missed": "unmatched: rank 1 has finished without the other end of all_to_all_single #0 from rank 1 (LINE), for "
+    "which rank 0 waits",
+}
+
+
+@pytest.mark.everyday(4)
+@pytest.mark.parametrize("how", EXCHANGES)
+def test_an_all_to_all_single_is_called_so(how) -> None:
     run = Ranks().function(exchanges, how, ranks=2, check=False)
     first = exchanges.__code__.co_firstlineno
-    told = told.replace("LINE", f"test_torch.py:{first + 7}").replace("LAST", f"test_torch.py:{first + 9}")
+    told = EXCHANGES[how].replace("LINE", f"test_torch.py:{first + 7}").replace("LAST", f"test_torch.py:{first + 9}")
     assert str(run.verdict) == told
 
 
@@ -387,13 +364,6 @@ def prints_much():
         print("x" * 100)
 
 
-def starts_a_thread():
-    dist.init_process_group("gloo")
-    dist.barrier()
-    threading.Thread(target=dist.barrier, name="by the program").start()
-    dist.barrier()
-
-
 def never_ends():
     dist.init_process_group("gloo")
     dist.barrier()
@@ -449,7 +419,10 @@ def uses_mpi():
 @pytest.mark.parametrize(
     ("function", "told"),
     [
-        (exits, r"crash: rank \d failed at test_torch.py:\d+: ProgramExit: the program called sys.exit\(3\)"),
+        (
+            exits,
+            r"crash: rank \d failed at test_torch.py:\d+: ProgramExit: rank \d called sys.exit\(3\): it has failed",
+        ),
         (never_ends, "never ends: rank 1 is still computing at test_torch.py:"),
         (waits_for_ever, "did not finish within timeout_s=1000"),
         (says_nothing, "no communication: the program has ended, and no rank has issued any operation"),
@@ -457,10 +430,7 @@ def uses_mpi():
         (uses_cuda, r"in a test all ranks compute on the CPU: choose the device by torch.cuda.is_available\(\)"),
         (says_another_rank, r"test_torch.py:\d+: ValueError: rank: the program says 1 on rank 0 of the test"),
         (says_another_size, r"test_torch.py:\d+: ValueError: world_size: the program says 3, and the test has 2 ranks"),
-        (
-            runs_ranks_of_its_own,
-            "the program starts ranks of its own by overlap.run; test its async function",
-        ),
+        (runs_ranks_of_its_own, "the program starts ranks of its own by overlap.run; test its async function"),
         (uses_rpc, r"refused: test_torch.py:\d+: the program communicates by torch.distributed.rpc"),
         (uses_mpi, "the program communicates by mpi4py, whose ranks are processes"),
     ],
@@ -620,6 +590,7 @@ def recorded_training():
         model(torch.ones(1, 2)).sum().backward()
         dist.all_reduce(model.weight.grad)
         optimizer.step()
+    copy.deepcopy(model)  # as an average of models begins
     end()
     dist.destroy_process_group()
 

@@ -1,7 +1,5 @@
 """Turns by priorities that change at random steps; receives from any source, or cancelled, in their record."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import permutations, product
 
@@ -155,7 +153,7 @@ async def receives_one_more(rank: overlap.Rank) -> None:
 
 def test_they_are_recorded_once_with_the_source_that_they_found() -> None:
     run = Ranks().run(receives, ranks=3)
-    assert [(each.call.op, each.call.peer) for each in run.record.of(0)] == [("recv", 1), ("recv", 2)]
+    assert [(each.call.op, each.call.peer) for each in run.record.issues_of(0)] == [("recv", 1), ("recv", 2)]
 
 
 def test_one_too_many_is_named() -> None:

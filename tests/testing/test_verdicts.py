@@ -46,11 +46,7 @@ def test_a_cycle_over_three_groups_is_named_in_order() -> None:
         issue.call = structs.replace(issue.call, members=members)
     verdict = why_stalled(made)
     assert verdict is not None
-    assert (verdict.kind, verdict.ranks, verdict.lines) == (
-        "cycle",
-        (0, 1, 2),
-        ("x.py:1", "x.py:2", "x.py:3"),
-    )
+    assert (verdict.kind, verdict.ranks, verdict.lines) == ("cycle", (0, 1, 2), ("x.py:1", "x.py:2", "x.py:3"))
     assert verdict.text.startswith(
         "ranks 0-2 wait for each other and cannot go on: rank 0 in all_reduce #0 of group 'a' (x.py:1), rank 1 in "
         "all_gather #0 of group 'b' (x.py:2), rank 2 in barrier #0 of group 'c' (x.py:3); "

@@ -44,7 +44,7 @@ def data_parallel(*, forward_s=2e-3, backward_s=1e-3, mib=8, late_s=0.0, shared=
     return main
 
 
-def in_buckets(count, *, mib=64, backward_s=8e-3):
+def in_buckets(count):
     """All gradients of a step in some buckets, each reduced as soon as its part of backward is over."""
 
     async def main(rank):
@@ -52,8 +52,8 @@ def in_buckets(count, *, mib=64, backward_s=8e-3):
             with rank.step(step):
                 pending = []
                 for _ in range(count):
-                    gradient = np.zeros(mib * MIB // count, "f4")
-                    back = rank.compute(lambda gradient=gradient: gradient, name="backward", seconds=backward_s / count)
+                    gradient = np.zeros(64 * MIB // count, "f4")
+                    back = rank.compute(lambda gradient=gradient: gradient, name="backward", seconds=8e-3 / count)
                     pending.append(rank.all_reduce(back))
                 for reduced in pending:
                     await reduced
@@ -63,13 +63,11 @@ def in_buckets(count, *, mib=64, backward_s=8e-3):
 
 
 CHANGES = {
-    "a late rank shares its work": (
-        "waiting", data_parallel(late_s=9e-3), data_parallel(late_s=9e-3, shared=True)),
+    "a late rank shares its work": ("waiting", data_parallel(late_s=9e-3), data_parallel(late_s=9e-3, shared=True)),
     "a late rank shares its work, no operation hidden": (
         "waiting", data_parallel(late_s=9e-3, awaits="each"), data_parallel(late_s=9e-3, shared=True, awaits="each")),
     "operations are awaited at the end": ("wire", data_parallel(awaits="each"), data_parallel()),
-    "large operations are awaited at the end": (
-        "wire", data_parallel(awaits="each", mib=32), data_parallel(mib=32)),
+    "large operations are awaited at the end": ("wire", data_parallel(awaits="each", mib=32), data_parallel(mib=32)),
     "one bucket becomes eight": ("wire", in_buckets(1), in_buckets(8)),
     "two buckets become sixteen": ("wire", in_buckets(2), in_buckets(16)),
 }  # fmt: skip

@@ -8,6 +8,7 @@ import pytest
 
 from overlap import UsageError
 from overlap.timeline import Span, Timeline, read_trace
+from overlap.timeline.files import events
 
 from .made import comm, compute
 
@@ -53,9 +54,22 @@ def test_a_span_that_ends_before_it_starts_is_left_out(tmp_path):
     )
 
 
-def test_a_damaged_field_is_named(tmp_path):
+@pytest.mark.parametrize("piece_bytes", [events.PIECE_BYTES, 600])
+def test_a_damaged_field_is_named(tmp_path, monkeypatch, piece_bytes):
+    monkeypatch.setattr(events, "PIECE_BYTES", piece_bytes)
     document = json.loads(FILE.read_text())
-    next(event for event in document["traceEvents"] if event["name"] == "work")["args"]["start_ns"] = 1.5
+    written = document["traceEvents"]
+    number = next(number for number, event in enumerate(written) if event["name"] == "work")
+    written[number]["args"]["start_ns"] = 1.5
     (tmp_path / "t.json").write_text(json.dumps(document))
-    with pytest.raises(UsageError, match=r"damaged trace file: Expected `int`, got `float` - at `\$\.traceEvents\["):
+    place = rf"event {number}, field args\.start_ns: Expected `int`, got `float`"
+    with pytest.raises(UsageError, match=f"damaged trace file: {place}; record it again"):
+        read_trace(tmp_path / "t.json")
+
+
+def test_a_span_without_its_start_is_named(tmp_path):
+    document = json.loads(FILE.read_text())
+    del next(event for event in document["traceEvents"] if event["name"] == "work")["args"]["start_ns"]
+    (tmp_path / "t.json").write_text(json.dumps(document))
+    with pytest.raises(UsageError, match=r"span \d+ \('work'; spans count from 0\) has no start_ns"):
         read_trace(tmp_path / "t.json")

@@ -2,6 +2,11 @@
 
 import json
 import os
+import pickle
+import signal
+import subprocess
+import sys
+from multiprocessing import Pipe
 
 import pytest
 import trio
@@ -10,8 +15,9 @@ import overlap
 from overlap.cli import main
 from overlap.config import overriding
 from overlap.errors import OverlapError, UsageError
-from overlap.explain.oddities import oddities
+from overlap.explain.oddities import describe_oddities
 from overlap.timeline import TimelineView, breakdowns, merged, read_trace, write_trace
+from overlap.timeline.files import children
 from overlap.timeline.measure.operations import operations
 
 
@@ -156,7 +162,9 @@ def profile(*durations):
 def test_events_of_neuron_that_end_before_they_start_are_left_out_and_told(tmp_path):
     timeline = read_trace(written(tmp_path, profile(5, -3, -4)))
     assert [span.duration_ns for span in timeline.spans] == [5]
-    assert oddities(timeline) == ("2 spans end before they start (first: 'cc_running' of rank 0): shown is the rest")
+    assert describe_oddities(timeline) == (
+        "2 spans end before they start (first: 'cc_running' of rank 0): shown is the rest"
+    )
 
 
 def test_a_number_that_is_too_large_ends_the_command_with_one_line(tmp_path, capsys):
@@ -182,10 +190,13 @@ def test_a_number_that_is_too_large_ends_the_command_with_one_line(tmp_path, cap
             kineto(0, [event("user_annotation", "x", 1, 2)]),
             "no work of a device in it, and no operator of a host: nothing to show; record a step of the program",
         ),
-        ({"trace_events": [{"name": "cc_running", "timestamp": "x"}]}, "timestamp is 'x', not a number of nanoseconds"),
+        (
+            {"trace_events": [{"name": "other"}, {"name": "cc_running", "timestamp": "x"}]},
+            "event 1 ('cc_running'): timestamp is 'x', not a number of nanoseconds",
+        ),
         (kineto(0, [event("kernel", "k", None, 1)]), "no event of PyTorch's profiler in it"),
         (profile(-3, -4), "all of its spans end before they start"),
-        (profile(float("inf")), "duration is inf, not a number of nanoseconds"),
+        (profile(float("inf")), "event 0 ('cc_running'): duration is inf, not a number of nanoseconds"),
         (profile(1 << 70), "a number in it has more than 64 bits"),
     ],
 )
@@ -200,12 +211,13 @@ def test_what_is_no_trace_is_one_line(tmp_path, document, message):
         .removesuffix("; record it again")
         == message
     )
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # no error is its own cause
 
 
 def test_files_of_the_same_rank_are_not_merged(tmp_path):
     files = [written(tmp_path, kineto(0, on_cpu(0)), name) for name in ("a.json", "b.json")]
     with pytest.raises(
-        UsageError, match=r"^not parts of one run: rank 0 is in two of them; name the files of one run$"
+        UsageError, match=r"^not parts of one run: rank 0 is in traces 1 and 2; name the files of one run$"
     ):
         merged([read_trace(file) for file in files])
 
@@ -218,7 +230,7 @@ def test_what_ends_before_it_starts_is_left_out_and_said(tmp_path):
     ]
     timeline = read_trace(written(tmp_path, kineto(0, events)))
     assert [span.name for span in timeline.spans] == ["gemm"]
-    assert oddities(timeline).startswith("2 events end before they start: left out")
+    assert describe_oddities(timeline).startswith("2 events end before they start: left out")
 
 
 def test_why_refuses_a_pipe_without_opening_it(tmp_path):
@@ -238,10 +250,75 @@ def test_the_picture_of_a_profile_ends_with_the_sentence_of_why(tmp_path, capsys
     assert capsys.readouterr().out.replace("\n", " ").endswith(f"{overlap.why(path).verdict} ")
 
 
+def test_processes_read_profiles_for_a_picture_alike(tmp_path, capsys, monkeypatch):
+    files = [str(written(tmp_path, kineto(rank, on_cpu(100 * rank)), f"{rank}.json")) for rank in range(2)]
+    assert main(["timeline", *files]) == 0
+    alone = capsys.readouterr().out
+    started = []
+
+    class Counted(subprocess.Popen):
+        def __init__(self, *args, **options):
+            started.append(args)
+            super().__init__(*args, **options)
+
+    monkeypatch.setattr(children, "SMALL_BYTES", 0)
+    monkeypatch.setattr(subprocess, "Popen", Counted)
+    assert main(["timeline", *files]) == 0
+    assert capsys.readouterr().out == alone
+    assert len(started) == 2
+
+
+READS_LONG = """
+import sys, time
+from pathlib import Path
+from overlap.timeline.files import children
+
+def read(file):
+    print("reads", file.name, file=sys.stderr, flush=True)
+    time.sleep(300)
+
+if __name__ == "__main__":
+    from reads_long import read
+    children.SMALL_BYTES = 0
+    children.read_files(read, [Path(file) for file in sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "raises"])
+def test_processes_that_read_end_with_their_parent(tmp_path, number):
+    program = written(tmp_path, READS_LONG, "reads_long.py")
+    files = [str(written(tmp_path, {}, f"{index}.json")) for index in range(2)]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, program, *files], stderr=subprocess.PIPE, text=True, env=environment
+    ) as parent:
+        assert parent.stderr is not None
+        assert {parent.stderr.readline() for _ in files} == {"reads 0.json\n", "reads 1.json\n"}
+        parent.send_signal(number)
+        parent.communicate(timeout=60)  # until the processes have closed stderr, too
+        assert parent.returncode == -number
+
+
+def test_a_process_that_starts_after_the_end_of_its_parent_ends():
+    own_end, pipe = Pipe()
+    with own_end, pipe:
+        command = [sys.executable, "-m", children.__name__, "os:stat", str(pipe.fileno()), "0"]
+        options = {"pass_fds": [pipe.fileno()], "timeout": 60, "check": False}
+        child = subprocess.run(command, capture_output=True, text=True, **options)
+    assert (child.returncode, child.stderr) == (1, "")
+
+
+def test_a_process_that_ends_while_it_reads_is_reported_with_its_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(children, "SMALL_BYTES", 0)
+    files = [written(tmp_path, {}, f"{number}.json") for number in range(3)]
+    with pytest.raises(UsageError, match=r"the process that read .*[01]\.json ended with 1, perhaps for lack"):
+        children.read_files(sys.exit, files)
+
+
 def test_a_picture_is_of_profiles_or_of_other_traces_and_of_ranks_that_they_have(tmp_path, capsys):
     profile = written(tmp_path, kineto(0, [event("cpu_op", "aten::mm", 0, 5)], world=1))
     assert main(["timeline", str(profile), "--rank", "7"]) == 2
-    assert "ranks: 7 not recorded here; recorded are 0" in capsys.readouterr().err
+    assert "ranks: 7 have no spans; recorded are 0" in capsys.readouterr().err
     write_trace(read_trace(profile), tmp_path / "other.json")
     assert main(["timeline", str(profile), str(tmp_path / "other.json")]) == 2
     assert "name files of one kind" in capsys.readouterr().err

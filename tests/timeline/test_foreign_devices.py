@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import overlap
-from overlap.explain.oddities import oddities
+from overlap.explain.oddities import describe_oddities
 from overlap.timeline.files.reading import read_trace
 from overlap.timeline.measure.metrics import breakdowns
 from overlap.timeline.measure.operations import operations
@@ -56,7 +56,7 @@ def test_a_device_without_kernels_is_told_beside_the_operators_of_its_host(tmp_p
     rec.op("aten::mm", 10, 30)
     timeline = read(tmp_path, rec)
     assert breakdowns(timeline)[0].compute_ns == 20_000
-    assert oddities(timeline).startswith("no kernel of its device is recorded") == bool(device)
+    assert describe_oddities(timeline).startswith("no kernel of its device is recorded") == bool(device)
 
 
 def test_engines_of_mtia_compute_and_do_other_things(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Timelines of several processes become one, on one clock."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,11 +67,11 @@ def test_a_send_that_ended_before_its_receiver_came_has_not_waited() -> None:
 def test_what_is_not_of_one_run_is_refused() -> None:
     with pytest.raises(
         UsageError,
-        match=r"^not of one run: 2 ranks on the real clock, and 4 on the real clock; name the files of one run$",
+        match=r"^not of one run: trace 1 has 2 ranks on the real clock, trace 2 has 4 on the real clock; name the",
     ):
         merged([part(), part(world_size=4)])
     with pytest.raises(
-        UsageError, match=r"^not parts of one run: rank 0 is in two of them; name the files of one run$"
+        UsageError, match=r"^not parts of one run: rank 0 is in traces 1 and 2; name the files of one run$"
     ):
         merged([part(comm(0, 1, 2)), part(comm(0, 1, 2))])
 
@@ -94,5 +92,5 @@ def test_files_of_parts_become_one(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["timeline", names[0], names[1], "-o", names[2]]) == 2
     assert (
         capsys.readouterr().err
-        == "overlap: not parts of one run: rank 1 is in two of them; name the files of one run\n"
+        == "overlap: not parts of one run: rank 1 is in traces 1 and 2; name the files of one run\n"
     )

@@ -7,10 +7,10 @@ import pytest
 
 from overlap import UsageError
 from overlap.cli import main
-from overlap.explain.oddities import oddities
-from overlap.timeline import Timeline, read_trace, write_trace
+from overlap.explain.oddities import describe_oddities
+from overlap.timeline import Span, Timeline, read_trace, write_trace
 
-from .made import comm, compute, timeline_of
+from .made import comm, compute, sentence, timeline_of
 
 TWICE = (
     "1 span on a lane of computes begins before the one before has ended (first: 'work' of rank 0 on 'compute'), "
@@ -36,11 +36,18 @@ def issued(start, end):
     ],
 )
 def test_what_cannot_be_true_is_told(spans, told):
-    assert oddities(timeline_of(*spans)) == told
+    assert describe_oddities(timeline_of(*spans)) == told
+
+
+def test_a_rank_that_did_nothing_in_the_step_is_idle():
+    """The last rank marks no steps, and has recorded an operation before."""
+    step = Span(rank=0, kind="step", lane="step", name="step 3", start_ns=10, end_ns=20, step=3)
+    timeline = timeline_of(comm(2, 0, 0, 5), step, replace(compute(0, 10, 20), step=3))
+    assert sentence(timeline, step=3) == "step 10 ns: compute 10"
 
 
 def test_of_several_oddities_there_is_one_line():
-    told = oddities(timeline_of(issued(0, 5), issued(4, 9), issued(4, 9), compute(9, 0, 1)))
+    told = describe_oddities(timeline_of(issued(0, 5), issued(4, 9), issued(4, 9), compute(9, 0, 1)))
     assert told.startswith("2 spans on a lane of computes begin before ")
     assert told.endswith("; the file says 3 ranks, and has rank 9; all are shown")
 

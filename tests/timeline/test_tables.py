@@ -7,11 +7,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 
-from overlap.cli.timeline import fill, main
-from overlap.cli.timeline.tables import (
-    critical_path_table,
-    operations_table,
-)
+from overlap.cli.timeline import add_arguments, main
+from overlap.cli.timeline.tables import critical_path_table, operations_table
 from overlap.explain.recorded import explain_timeline
 from overlap.explain.spans import pieces_of_spans
 from overlap.timeline import Span, breakdowns, write_trace
@@ -54,10 +51,7 @@ def test_exposed_time_of_lines_adds_up_to_that_of_the_ranks(timeline):
 
 def test_operations_in_flight_together_share_exposed_time():
     """The oldest that moves bytes has it, or else the oldest that waits."""
-    timeline = timeline_of(
-        comm(0, 0, 6, 20, seq=0, site="a.py:1"),
-        comm(0, 1, 4, 30, seq=1, site="b.py:1"),
-    )
+    timeline = timeline_of(comm(0, 0, 6, 20, seq=0, site="a.py:1"), comm(0, 1, 4, 30, seq=1, site="b.py:1"))
     assert [(row.call_site, row.exposed_ns) for row in operations(timeline)] == [("a.py:1", 4 + 14), ("b.py:1", 2 + 10)]
     (wire,) = [cause for cause in explain_timeline(timeline).causes if cause.cause == "wire"]
     assert wire.places == ("all_reduce at a.py:1 (14 ns)", "all_reduce at b.py:1 (12 ns)")
@@ -170,7 +164,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     late = tmp_path / "late.json"
     write_trace(one_late(), late)
     parser = argparse.ArgumentParser()
-    fill(parser)
+    add_arguments(parser)
     assert main(parser.parse_args([str(late), "--ops", "--critical-path"])) == 0
     shown = capsys.readouterr().out
     assert [line.split()[0] for line in shown.split("\n\n")] == ["operation", "on", "whole"]

@@ -16,7 +16,9 @@ from overlap.timeline import Recorder, Timeline, read_trace, write_trace
 from overlap.timeline.files import profile, reading
 from overlap.timeline.files.trace import SectionWriter
 from overlap.timeline.span import RoleName
+from tests.errors import error_of
 from tests.explain.profiles import Recording
+from tests.threads import running
 
 from .made import compute
 
@@ -41,14 +43,8 @@ def raw_spans(draw):
         group = draw(texts)
         if draw(st.booleans()):
             group = group, tuple(draw(st.lists(st.integers(0, 9), max_size=4))), draw(st.integers(0, 3))
-        info = (
-            (op, draw(texts), group, numbers[0], numbers[1], dtype, numbers[3]),
-            numbers[2],
-            -1,
-            draw(texts),
-            0,
-            None,
-        )
+        meeting = (op, draw(texts), group, numbers[0], numbers[1], dtype, numbers[3])
+        info = (meeting, numbers[2], -1, draw(texts), 0, None)
     return kind, draw(st.sampled_from(["compute", "comm", "tp"])), draw(texts), start, end, info
 
 
@@ -197,21 +193,16 @@ def earlier(document):
     return json.dumps(document).encode()
 
 
+NO_TRACE = "not a trace of overlap or of PyTorch's profiler, and no system profile of Neuron; name one of these"
 BAD = {
     "empty": (b"", "not JSON, or cut off"),
     "text": (b"hello", "not JSON, or cut off"),
     "binary": (b"\xff\xfe\x00", "is text in UTF-16 or UTF-32"),
-    "other JSON": (
-        b'{"a": 1}',
-        "not a trace of overlap or of PyTorch's profiler, and no system profile of Neuron; name one of these",
-    ),
-    "number": (
-        b"3",
-        "not a trace of overlap or of PyTorch's profiler, and no system profile of Neuron; name one of these",
-    ),
+    "other JSON": (b'{"a": 1}', NO_TRACE),
+    "number": (b"3", NO_TRACE),
     "no header": (
         b'[{"ph": "X", "name": "f", "cat": "compute", "pid": 0, "tid": 1, "ts": 0, "dur": 1, "args": {"start_ns": 1}}]',
-        "damaged trace file: a span before the header",
+        "damaged trace file: the span 'f' of rank 0 comes before the header",
     ),
     "header": (b'{"traceEvents": [], "overlap": 3}', "damaged trace file: the field 'overlap' is not an object"),
     "version": (b'{"traceEvents": [], "overlap": {}}', "damaged trace file: Object missing required field `version`"),
@@ -236,11 +227,10 @@ def test_a_bad_file_is_one_clear_line(tmp_path, name):
     content, message = BAD[name]
     path = tmp_path / "bad.json"
     path.write_bytes(content)
-    with pytest.raises(UsageError) as caught:
-        read_trace(path)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    error = error_of(UsageError, read_trace, path)
+    assert str(error).startswith(f"{path}: ")
+    assert message in str(error)
+    assert "\n" not in str(error)
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
@@ -266,14 +256,14 @@ def test_of_a_file_cut_anywhere_comes_what_is_complete(tmp_path, training, name)
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        (("args", "start_ns"), 1.5, "Expected `int`, got `float` - at `$[AT].args.start_ns`"),
+        (("args", "start_ns"), 1.5, "event AT, field args.start_ns: Expected `int`, got `float`"),
         (("args", "met_ns"), 1 << 63, "a number in it has more than 64 bits"),
-        (("args", "seq"), "x", "Expected `int`, got `str` - at `$[AT].args.seq`"),
-        (("args", "site"), None, "Expected `str`, got `null` - at `$[AT].args.site`"),
+        (("args", "seq"), "x", "event AT, field args.seq: Expected `int`, got `str`"),
+        (("args", "site"), None, "event AT, field args.site: Expected `str`, got `null`"),
         (("args", "ranks"), "x", "'x' is not a rank or a range such as 3-5"),
-        (("args",), [], "Expected `object`, got `array` - at `$[AT].args`"),
-        (("cat",), "gpu", "Invalid enum value 'gpu' - at `$[AT].cat`"),
-        (("pid",), "a", "Expected `int`, got `str` - at `$[AT].pid`"),
+        (("args",), [], "event AT, field args: Expected `object`, got `array`"),
+        (("cat",), "gpu", "event AT, field cat: Invalid enum value 'gpu'"),
+        (("pid",), "a", "event AT, field pid: Expected `int`, got `str`"),
     ],
 )
 def test_a_damaged_event_names_its_field(tmp_path, training, place, value, message):
@@ -285,9 +275,8 @@ def test_a_damaged_event_names_its_field(tmp_path, training, place, value, messa
         target = target[key]
     target[place[-1]] = value
     path.write_text(json.dumps(document))
-    with pytest.raises(UsageError) as caught:
-        read_trace(path)
-    assert str(caught.value) == f"{path}: damaged trace file: {message.replace('AT', str(at))}; record it again"
+    error = error_of(UsageError, read_trace, path)
+    assert str(error) == f"{path}: damaged trace file: {message.replace('AT', str(at))}; record it again"
 
 
 def test_a_missing_file_and_an_unwritable_place_are_usage_errors(tmp_path, training):
@@ -305,9 +294,8 @@ def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "MAX_TEXT_BYTES", 16 << 20)
     path = tmp_path / "t.json.gz"
     path.write_bytes(gzip.compress(b" " * (1 << 20)) * 200)  # 200 MiB in 200 KB
-    with pytest.raises(UsageError) as caught:
-        read_trace(path)
-    assert str(caught.value) == (
+    error = error_of(UsageError, read_trace, path)
+    assert str(error) == (
         f"{path}: unpacks to more than 16 MiB, and is no trace of ours: if it is a trace, unpack it with gunzip first"
     )
 
@@ -336,9 +324,8 @@ def test_all_packed_files_of_a_job_have_one_limit(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="no event of PyTorch's profiler"):
         overlap.why(tmp_path)
     monkeypatch.setenv("OVERLAP_UNPACKED", "512KiB")
-    with pytest.raises(UsageError) as caught:
-        overlap.why(tmp_path)
-    assert str(caught.value) == (
+    error = error_of(UsageError, overlap.why, tmp_path)
+    assert str(error) == (
         "the files unpack to more than 512 KiB: name fewer of them, or set OVERLAP_UNPACKED=SIZE "
         "(overlap why --unpacked SIZE) if no file is a bomb"
     )
@@ -399,10 +386,8 @@ def test_a_link_is_followed(tmp_path, training):
 def test_a_pipe_is_written_to(tmp_path, training):
     pipe, found = tmp_path / "pipe.json", []
     os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()))
-    reader.start()
-    write_trace(training(1), pipe)
-    reader.join()
+    with running(threading.Thread(target=lambda: found.append(pipe.read_bytes()))):
+        write_trace(training(1), pipe)
     assert pipe.is_fifo()
     (tmp_path / "same.json").write_bytes(found[0])
     assert read_trace(tmp_path / "same.json") == training(1)

@@ -21,7 +21,7 @@ def run(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("TERM", raising=False)
     parser = argparse.ArgumentParser()
-    command.fill(parser)
+    command.add_arguments(parser)
 
     def run(*words):
         code = command.main(parser.parse_args(words))
@@ -80,10 +80,7 @@ def test_machines_without_rules_or_rings(run):
 
 
 def test_checking_a_group(run):
-    assert run("trn1.32xlarge", "--group", "0-7") == (
-        0,
-        "legal: 0-7 on trn1.32xlarge: 8 ranks, 1 disjoint ring\n",
-    )
+    assert run("trn1.32xlarge", "--group", "0-7") == (0, "legal: 0-7 on trn1.32xlarge: 8 ranks, 1 disjoint ring\n")
     code, out = run("inf2.48xlarge", "--group", "0-3")
     assert code == 0
     assert out.splitlines()[1].startswith("warning: rule inf2-ring-unused: a group of fewer than 24 ranks")
@@ -96,7 +93,7 @@ def test_checking_a_group(run):
             ["trn1.32xlarge", "--group", "0-6"],
             "group 0-6 of 7 ranks is not legal on trn1.32xlarge; rule trn1-sizes-2024",
         ),
-        (["trn1.32xlarge", "--group", "0..3"], "'0..3' is not a list of ranks"),
+        (["trn1.32xlarge", "--group", "0..3"], "--group: '0..3' is not a list of ranks"),
         (["trn1.32xlarge", "--lnc", "2"], "lnc: expected 1, found 2"),
         (["trn3", "--nodes", "2"], "unknown cluster 'trn3'"),
     ],
@@ -249,10 +246,7 @@ def test_rows_of_trn2_say_their_numa_node():
         ("trn2u.48xlarge", "device d also to device d of the servers before and after, in a ring of 4\n"),
         ("dl1.24xlarge", "   roce from every device to every other\n"),
         ("local", "\n1 rank\n"),
-        (
-            "trn1.32xlarge",
-            "  neuronlink: aws-neuron/aws-neuron-sdk trn1-arch (384 GiB/s per chip = 4 links\n    x 2",
-        ),
+        ("trn1.32xlarge", "  neuronlink: aws-neuron/aws-neuron-sdk trn1-arch (384 GiB/s per chip = 4 links\n    x 2"),
         ("dl1.24xlarge", "network 6.25 GB/s per rank"),
     ],
 )

@@ -142,7 +142,7 @@ def test_ultraserver_is_whole_by_default():
         ),
         ("../machine", {}, "unknown cluster '../machine'"),
         (5, {}, "name: expected the name of a cluster, got 5"),
-        ("trn1.32xlarge x2", {"nodes": 3}, "nodes is given twice: 2 and 3; give it once"),
+        ("trn1.32xlarge x2", {"nodes": 3}, "nodes: the cluster's name says 2, the argument 3; give it once"),
         ("trn1.32xlarge", {"nodes": 0}, "nodes: expected 1 or more, found 0"),
         ("trn1.32xlarge x0", {}, "nodes: expected 1 or more, found 0"),
         ("trn2.48xlarge", {"lnc": 3}, "trn2.48xlarge: lnc: expected 2 or 1, found 3"),

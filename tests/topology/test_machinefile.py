@@ -163,11 +163,7 @@ BAD = [
     ),
     ('link = "nvlink"', 'link = "roce"', "wires.link: expected a kind that has a [links.*] table: chip, nvlink, ether"),
     ('link = "ethernet"', 'link = "efa"', "network.link: expected a kind that has a [links.*] table: chip, nvlink,"),
-    (
-        "[links.nvlink]",
-        "[links.nvlnk]",
-        "links.nvlnk: unknown key; did you mean 'nvlink'? known here: chip, neuron",
-    ),
+    ("[links.nvlink]", "[links.nvlnk]", "links.nvlnk: unknown key; did you mean 'nvlink'? known here: chip, neuron"),
     (
         "latency_s = 1e-6",
         "latency_s = -1",
@@ -272,14 +268,14 @@ def test_bytes_that_are_no_text(tmp_path):
 
 FIRST_READ_BY_MANY = """
 import sys, threading
-from topology.machinefile import builtin, builtin_names
+from topology.machinefile import load_builtin, builtin_names
 
 sys.setswitchinterval(1e-6)
 together = threading.Barrier(8)
 
 def read(name):
     together.wait()
-    builtin(name)
+    load_builtin(name)
 
 threads = [threading.Thread(target=read, args=[name]) for name in builtin_names()[:8]]
 for thread in threads:
@@ -323,7 +319,7 @@ def test_every_machine_of_neuron_says_what_its_library_has(name):
     assert library.name == "NeuronX"
     assert library.runs("all_reduce", ("hierarchical", "rdh", "mesh"))
     assert not library.runs("all_reduce", ("hierarchical", "rdh", "double_binary_tree"))
-    assert not library.covers("broadcast")
+    assert not library.lists_schedules_of("broadcast")
 
 
 @pytest.mark.parametrize(
@@ -408,4 +404,7 @@ def test_a_level_without_a_bandwidth(load, change, told):
 
 def test_a_fabric_needs_a_network(load):
     error = error_of(TopologyError, load, LEVELS, "trn1.2xlarge")
-    assert str(error) == "ours.toml: fabric: expected a [network], whose nodes its switches join, found none"
+    assert str(error) == (
+        "ours.toml: fabric: its switches join the nodes of a [network], and there is none; add one, or "
+        "leave [fabric] out"
+    )

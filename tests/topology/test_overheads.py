@@ -6,9 +6,10 @@ import pytest
 
 from overlap.collectives.generators import generate
 from overlap.collectives.placement import place
-from overlap.cost import on, parameters, rounds
 from overlap.cost.clocks import cost
-from overlap.cost.parameters import IDEAL
+from overlap.cost.parameters import IDEAL, cost_parameters
+from overlap.cost.placed import place_rounds
+from overlap.cost.rounds import read_rounds
 from overlap.cost.select import plan
 from tests.errors import error_of
 from topology import Cluster, Curve, TopologyError, cluster, names
@@ -76,11 +77,11 @@ def load(tmp_path):
 
 
 def test_a_file_that_says_nothing_describes_a_perfect_machine(load):
-    assert parameters(load(BARE)) == IDEAL
+    assert cost_parameters(load(BARE)) == IDEAL
 
 
 def test_figures_reach_the_model(load):
-    found = parameters(load(GOOD))
+    found = cost_parameters(load(GOOD))
     assert (found.launch_s, found.cut_through, found.memory_efficiency, found.most_slices) == (1e-4, 0, 0.5, 2)
     assert (found.start_s, found.gap_s, found.incast_s) == (
         (("nvlink", 2e-6),),
@@ -118,18 +119,18 @@ def test_processes_of_one_computer_take_at_least_what_its_processors_do(load):
 
 
 def test_what_is_not_said_of_host_copies_or_of_nodes_is_as_usual(load):
-    copies = parameters(load(GOOD), peer_direct=False)
+    copies = cost_parameters(load(GOOD), peer_direct=False)
     assert (copies.launch_s, copies.most_slices) == (1e-3, 2)
     assert (copies.efficiency, copies.curves) == ((("nvlink", 0.75), ("ethernet", 0.5)), ())
-    apart = parameters(load(GOOD, nodes=2))
+    apart = cost_parameters(load(GOOD, nodes=2))
     assert (apart.launch_s, apart.reduction_overlaps) == (1e-4, False)
 
 
 def test_ranks_of_a_shared_loop_take_turns(load):
     shared = load(GOOD.replace("slices = 2", "slices = 2\nshared_loop = true"))
-    three = parameters(shared, ranks_per_process=3)
+    three = cost_parameters(shared, ranks_per_process=3)
     assert (three.launch_s, three.start_s) == (3 * 1e-4, (("nvlink", 3 * 2e-6),))
-    assert parameters(load(GOOD), ranks_per_process=3).launch_s == 1e-4
+    assert cost_parameters(load(GOOD), ranks_per_process=3).launch_s == 1e-4
 
 
 def test_figures_keep_their_source(load):
@@ -144,8 +145,8 @@ def test_a_file_that_extends_another_changes_only_what_it_says(load):
     found = load(
         'extends = "trn2.48xlarge"\nname = "mine"\n[collectives]\nslices = 1\n[collectives.wires.efa]\ngap_s = 1e-6\n'
     )
-    theirs = parameters(cluster("trn2.48xlarge"))
-    mine = parameters(found)
+    theirs = cost_parameters(cluster("trn2.48xlarge"))
+    mine = cost_parameters(found)
     assert (mine.most_slices, mine.start_s, mine.efficiency) == (1, theirs.start_s, theirs.efficiency)
     assert dict(mine.gap_s) == dict(theirs.gap_s) | {"efa": 1e-6}
 
@@ -153,8 +154,8 @@ def test_a_file_that_extends_another_changes_only_what_it_says(load):
 def two_nodes_s(machine, nbytes):
     """Return the time of one message between two nodes."""
     ranks = (0, machine.ranks_per_node)
-    table = rounds(generate("permute", "mesh", 2, pairs=((0, 1),)))
-    return cost(on(place(machine, ranks), table, parameters=parameters(machine)), nbytes).total_s
+    table = read_rounds(generate("permute", "mesh", 2, pairs=((0, 1),)))
+    return cost(place_rounds(place(machine, ranks), table, parameters=cost_parameters(machine)), nbytes).total_s
 
 
 @pytest.mark.parametrize(("nbytes", "share"), [(10, 0.25), (1000, 0.25), (31_622.7766, 0.5), (1e6, 0.75), (1e9, 0.75)])
@@ -166,8 +167,8 @@ def test_small_messages_get_less_of_a_wire(load, nbytes, share):
 
 def test_many_senders_to_one_receiver_wait_for_each_other(load):
     machine = load(BARE + "[collectives.wires.nvlink]\nincast_s = 3e-6\n")
-    table = rounds(generate("gather", "mesh", 4))
-    placed = on(place(machine, (0, 2, 4, 6)), table, parameters=parameters(machine))
+    table = read_rounds(generate("gather", "mesh", 4))
+    placed = place_rounds(place(machine, (0, 2, 4, 6)), table, parameters=cost_parameters(machine))
     assert cost(placed, 0).total_s == pytest.approx(1e-6 + 2 * 3e-6)
 
 

@@ -4,8 +4,6 @@
 this module with MAILBOX_BUILD in its environment uses the extension at that path: `pytest -p` does so.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

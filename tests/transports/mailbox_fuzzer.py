@@ -4,14 +4,14 @@ The mailboxes may fail with an error, or wait until they are closed; they touch 
 `python -m tests.transports.mailbox_builds` runs this under a sanitizer.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import threading
 from time import monotonic
 
 import numpy as np
+
+from tests.threads import running
 
 from .test_mailbox import CORRUPT, DONE, MISMATCH, PENDING, RING_BYTES, Boxes
 
@@ -40,20 +40,18 @@ def _round(seed: int) -> list[int]:
         while not over.wait(own.choice([0.0, 1e-4, 1e-3])):
             _garbage(own, boxes)
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    outs, states = [], []
-    for _ in range(order.randrange(40)):
-        src, tag, nbytes = order.randrange(2), order.randrange(2), order.choice(_LENGTHS)
-        out = np.full(nbytes + 2 * _GUARD, 255, np.uint8)
-        outs.append(out)
-        boxes.send(src, 1 - src, np.zeros(nbytes, np.uint8), tag)
-        got = boxes.receive(1 - src, order.choice([src, -1]), out[_GUARD : _GUARD + nbytes], tag)
-        if order.randrange(4) == 0:
-            boxes.boxes[1 - src].withdraw(got)
-        states.append(boxes.wait(1 - src, got, order.choice([0.0, 0.01])))
-    over.set()
-    writer.join()
+    with running(threading.Thread(target=write)):
+        outs, states = [], []
+        for _ in range(order.randrange(40)):
+            src, tag, nbytes = order.randrange(2), order.randrange(2), order.choice(_LENGTHS)
+            out = np.full(nbytes + 2 * _GUARD, 255, np.uint8)
+            outs.append(out)
+            boxes.send(src, 1 - src, np.zeros(nbytes, np.uint8), tag)
+            got = boxes.receive(1 - src, order.choice([src, -1]), out[_GUARD : _GUARD + nbytes], tag)
+            if order.randrange(4) == 0:
+                boxes.boxes[1 - src].withdraw(got)
+            states.append(boxes.wait(1 - src, got, order.choice([0.0, 0.01])))
+        over.set()
     for box in boxes.boxes:
         box.close()
     assert all((out[:_GUARD] == 255).all() and (out[len(out) - _GUARD :] == 255).all() for out in outs), seed

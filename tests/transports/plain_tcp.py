@@ -1,7 +1,5 @@
 """A transport in one file: a bare TCP connection between every two processes. What a stranger's package would hold."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Self

@@ -1,7 +1,5 @@
 """The contract suite as assertions: one check of it, and all of them on a clock that jumps."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import trio

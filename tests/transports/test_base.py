@@ -17,15 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transports import (
-    ArgumentError,
-    Delivery,
-    LengthMismatchError,
-    LinkLostError,
-    NeuronLink,
-    Request,
-    TransportError,
-)
+from transports import ArgumentError, Delivery, LengthMismatchError, LinkLostError, NeuronLink, Request, TransportError
 from transports.buffers import Buffer, as_bytes
 from transports.frame import (
     EAGER_BYTES,

@@ -1,7 +1,5 @@
 """The collectives of several engines in one process, with memory between them as processes of a host share it."""
 
-from __future__ import annotations
-
 import os
 import random
 import threading
@@ -20,6 +18,7 @@ from overlap.collectives.call import Call, call
 from overlap.collectives.kinds import Collective
 from overlap.runtime.engine.host_memory import _table
 from overlap.runtime.engine.pulls import pulls
+from tests.threads import running
 from transports.shared_memory.board import BOARD_BYTES
 
 native = pytest.importorskip("transports.shared_memory._native", reason="it was not compiled")
@@ -132,7 +131,7 @@ def made(kind: str, op: str | None, dtype: Any, count: int, size: int, root: int
     return call(kind, op, np.dtype(dtype), (count,), size, root, pairs)
 
 
-def carry_out(host: Host, what: Call, number: int, *, in_place: bool = False, seed: int = 0) -> None:
+def carry_out(host: Host, what: Call, number: int, *, seed: int, in_place: bool = False) -> None:
     """Let all ranks, in some order, carry out an operation, and compare every bit."""
     xs = inputs(what, seed)
     outs, runs = [], []
@@ -151,15 +150,8 @@ def carry_out(host: Host, what: Call, number: int, *, in_place: bool = False, se
 
 
 KINDS = {
-    "all_reduce": "sum",
-    "reduce": "sum",
-    "reduce_scatter": "sum",
-    "all_gather": None,
-    "gather": None,
-    "scatter": None,
-    "broadcast": None,
-    "all_to_all": None,
-    "permute": None,
+    **dict.fromkeys(("all_reduce", "reduce", "reduce_scatter"), "sum"),
+    **dict.fromkeys(("all_gather", "gather", "scatter", "broadcast", "all_to_all", "permute"), None),
 }
 
 
@@ -246,12 +238,8 @@ def test_an_operation_waits_for_the_others_and_no_longer() -> None:
     run = host.submit(0, what, 0, x, out)
     assert host.wait(0, run, 0.01) == PENDING
     found: list[int] = []
-    threads = [threading.Thread(target=lambda: found.append(host.wait(0, run))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    assert host.wait(1, host.submit(1, what, 0, x, np.zeros(5))) == DONE
-    for thread in threads:
-        thread.join(LONG_S)
+    with running(*(threading.Thread(target=lambda: found.append(host.wait(0, run))) for _ in range(3))):
+        assert host.wait(1, host.submit(1, what, 0, x, np.zeros(5))) == DONE
     assert found == [DONE] * 3
     assert (out == 2).all()
     host.close()

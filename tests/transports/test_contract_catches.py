@@ -1,7 +1,5 @@
 """Every check of the contract suite fails on an endpoint that breaks the promise it is about."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -555,7 +553,7 @@ BROKEN: list[tuple[str, type[Honest]]] = [
     ("signatures_differ", SaysNothing),
     ("signatures_of_many_calls", RemembersFew),
     ("any_length", SaysNothing),
-    ("any_length_refused", MakesMemoryAnyway),
+    ("no_memory_for_any_length", MakesMemoryAnyway),
 ]
 
 
@@ -633,11 +631,7 @@ async def no_context_manager() -> tuple[Wire, Wire]:
     [
         (partial(broken_pair, Honest), {"scale": 5}, "scale: expected a Scale, such as .*, got 5"),
         (partial(broken_pair, Honest), {"scale": 0}, "scale: expected a Scale, such as .*, got 0"),
-        (
-            transports_in_place_of_endpoints,
-            {},
-            "make_pair: expected it to open two wires, as of transport.wire",
-        ),
+        (transports_in_place_of_endpoints, {}, "make_pair: expected it to open two wires, as of transport.wire"),
         (one_endpoint, {}, "make_pair: expected it to open two wires"),
         (no_context_manager, {}, "make_pair: expected a function that .* and it returns <coroutine"),
         (NeuronLink(2), {}, "make_pair: expected a function that .*, got "),
@@ -668,7 +662,8 @@ def test_every_check_was_seen_to_fail() -> None:
 def test_a_hang_is_told_with_the_promise_and_without_the_traces_of_all_tasks() -> None:
     error = error_of(ContractViolation, assert_passes, "many_tags", FewAtATime)
     promise = "Thousands of tags may be outstanding, and are received in any order."
-    assert error.reason == f"still waiting after 30 s; the promise: {promise}"
+    again = "run it alone: check_transport(make_pair, only=['many_tags'])"
+    assert error.reason == f"still waiting after 30 s (Scale.timeout_s); {again}; the promise: {promise}"
     assert error.__cause__ is None
     assert error.__suppress_context__
 
@@ -676,7 +671,7 @@ def test_a_hang_is_told_with_the_promise_and_without_the_traces_of_all_tasks() -
 def test_only_named_checks_run() -> None:
     make_pair = partial(broken_pair, NamelessRepr)
     clock = MockClock(autojump_threshold=0)
-    with pytest.raises(ContractViolation, match=r"^names: the repr of rank 0 is <endpoint>$"):
+    with pytest.raises(ContractViolation, match=r"^names: the repr of rank 0 is <endpoint>; run it alone: .*'names'"):
         trio.run(partial(check_transport, make_pair, only=["sizes", "names"]), clock=clock)
     with pytest.raises(KeyError, match="no such check"):
         trio.run(partial(check_transport, make_pair, only=["no such check"]))

@@ -1,7 +1,5 @@
 """Delays: own time of threads, and other cores for those that share theirs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from itertools import pairwise
@@ -140,5 +138,5 @@ def test_after_a_while_alone_the_next_shared_core_is_left_at_once_again() -> Non
 
 def test_patience_without_it_stays_where_it_is() -> None:
     clock = Clock()
-    assert not Patience().leave_if_crowded(1.0)
-    assert Patience(crowding=Crowding(clock.leave, clock)).leave_if_crowded(1.0)
+    assert not Patience(50e-6).leave_if_crowded(1.0)
+    assert Patience(50e-6, Crowding(clock.leave, clock)).leave_if_crowded(1.0)

@@ -1,7 +1,5 @@
 """Mailboxes: several of them in one process, with memory between them as processes share it."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -19,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.threads import run_threads
+from tests.threads import run_threads, running
 from transports.signature import parts_agree
 
 from .mailbox_builds import COMPILER, DELAYS, build
@@ -465,10 +463,8 @@ def test_the_thread_of_a_mailbox_takes_no_signals(pair: Boxes) -> None:
 
 def test_what_is_sent_to_a_lost_process_ends_and_wakes_who_waits(pair: Boxes) -> None:
     sent, states = pair.send(0, 1, some(5 * RING_BYTES)), deque[int]()
-    thread = threading.Thread(target=lambda: states.append(pair.wait(0, sent)))
-    thread.start()
-    pair.boxes[0].lose(1)
-    thread.join()
+    with running(threading.Thread(target=lambda: states.append(pair.wait(0, sent)))):
+        pair.boxes[0].lose(1)
     assert list(states) == [LOST]
 
 
@@ -529,13 +525,9 @@ def test_threads_that_wait_for_different_messages_are_each_woken(look_s: float) 
     outs = [np.zeros(4, np.uint8) for _ in range(8)]
     got = [boxes.receive(1, 0, out, tag) for tag, out in enumerate(outs)]
     states: deque[int] = deque()
-    threads = [threading.Thread(target=lambda op=op: states.append(boxes.wait(1, op))) for op in got]
-    for thread in threads:
-        thread.start()
-    for tag in reversed(range(8)):
-        boxes.send(0, 1, np.full(4, tag + 1, np.uint8), tag)
-    for thread in threads:
-        thread.join()
+    with running(*(threading.Thread(target=lambda op=op: states.append(boxes.wait(1, op))) for op in got)):
+        for tag in reversed(range(8)):
+            boxes.send(0, 1, np.full(4, tag + 1, np.uint8), tag)
     assert list(states) == [DONE] * 8
     assert [int(out[0]) for out in outs] == list(range(1, 9))
 
@@ -672,11 +664,7 @@ def test_any_order_of_calls_gives_each_receive_the_next_message_of_its_tag(seed:
             if boxes.wait(rank, boxes.receive(rank, key[0], outs[number], key[1])) != DONE:
                 failures.append(f"message {number}")
 
-    threads = [threading.Thread(target=do, args=[rank]) for rank in range(size) for do in (sender, receiver)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(threading.Thread(target=do, args=[rank]) for rank in range(size) for do in (sender, receiver))
     assert not failures
     for number, out in enumerate(outs):
         assert (out == number % 251).all(), number

@@ -1,7 +1,5 @@
 """Wires with a pace: plans against a wire simulated quantum by quantum, to the exact instant."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """A transport that is one short file keeps the contract, and carries a job once it is installed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

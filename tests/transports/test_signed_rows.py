@@ -1,7 +1,5 @@
 """Rows of boards: signed ones, those that a peer has written over; runs that are cancelled or lose their board."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -14,13 +12,13 @@ import pytest
 pytest.importorskip("transports.shared_memory._native", reason="it was not compiled")
 
 from overlap.collectives.call import Call
+from tests.threads import running
 
 from .test_collectives_of_engines import (
     BOARD_BYTES,
     CANCELLED,
     CORRUPT,
     DONE,
-    LONG_S,
     LOST,
     MISMATCH,
     PENDING,
@@ -243,25 +241,23 @@ def test_garbage_while_operations_are_under_way(seed: int) -> None:
         while not over.wait(own.choice([0.0, 1e-4])):
             garbage(host, own, max(0, number - own.randrange(2)))
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    for number in range(60):
-        count = 3 * rng.choice([1, 2, 500, 6_000, LENT, 120_000])
-        dtype = rng.choice([np.float32, np.float16, ml_dtypes.bfloat16, np.complex64])
-        kind, op = rng.choice([("all_reduce", "sum"), ("reduce_scatter", "sum"), ("all_gather", None)])
-        what = made(kind, op, dtype, count, 3)
-        rooms = [np.full(int(np.prod(what.result_at(rank))) + 2, 7, dtype) for rank in range(3)]
-        xs = [np.ones(count, dtype) for _ in range(3)]
-        runs = [host.submit(rank, what, number, xs[rank], rooms[rank][1:-1]) for rank in range(3)]
-        for rank, run in enumerate(runs):
-            if host.wait(rank, run, 0.005) == PENDING and not host.engines[rank].cancel(run):
-                host.wait(rank, run)
-        if rng.randrange(8) == 0:
-            host.boards[rng.randrange(3)].take_places(False)
-        assert all(room[0] == room[-1] == 7 for room in rooms)
-        assert all((x == 1).all() for x in xs)
-    over.set()
-    writer.join()
+    with running(threading.Thread(target=write)):
+        for number in range(60):
+            count = 3 * rng.choice([1, 2, 500, 6_000, LENT, 120_000])
+            dtype = rng.choice([np.float32, np.float16, ml_dtypes.bfloat16, np.complex64])
+            kind, op = rng.choice([("all_reduce", "sum"), ("reduce_scatter", "sum"), ("all_gather", None)])
+            what = made(kind, op, dtype, count, 3)
+            rooms = [np.full(int(np.prod(what.result_at(rank))) + 2, 7, dtype) for rank in range(3)]
+            xs = [np.ones(count, dtype) for _ in range(3)]
+            runs = [host.submit(rank, what, number, xs[rank], rooms[rank][1:-1]) for rank in range(3)]
+            for rank, run in enumerate(runs):
+                if host.wait(rank, run, 0.005) == PENDING and not host.engines[rank].cancel(run):
+                    host.wait(rank, run)
+            if rng.randrange(8) == 0:
+                host.boards[rng.randrange(3)].take_places(False)
+            assert all(room[0] == room[-1] == 7 for room in rooms)
+            assert all((x == 1).all() for x in xs)
+        over.set()
     host.close()
 
 
@@ -329,15 +325,11 @@ PHASES = [without_a_row, meeting, slicing, leaving]
 def test_a_run_that_waits_ends_at_once(host: Host, begin: Callable[..., Any], lost: bool) -> None:
     out, found = np.zeros(LENT, np.float32), list[int]()
     run = begin(host, out)
-    threads = [threading.Thread(target=lambda: found.append(host.wait(0, run))) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    if lost:
-        host.boards[0].lose()
-    else:
-        assert host.engines[0].cancel(run)
-    for thread in threads:
-        thread.join(LONG_S)
+    with running(*(threading.Thread(target=lambda: found.append(host.wait(0, run))) for _ in range(2))):
+        if lost:
+            host.boards[0].lose()
+        else:
+            assert host.engines[0].cancel(run)
     # A rank that only gives has what it needs, with a row: it is done whether or not others come.
     assert found == [DONE if lost and begin is without_a_row else LOST if lost else CANCELLED] * 2
     others_give(host, 0, 5.0)

@@ -1,7 +1,5 @@
 """Recording, Faulty, the gate that keeps held-up messages in order, and awaiting over the worst wires."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -115,28 +113,22 @@ async def test_a_message_that_is_planned_anew_begins_at_its_last_time(autojump_c
     assert begun == [5]
 
 
-async def send_many(faulty: Faulty, count: int, received: list[bytes]) -> None:
-    """Send numbered messages on separate tags and note what arrives."""
+def run_many(**options: float) -> tuple[Faulty, list[bytes]]:
+    """Send 200 numbered messages on separate tags; return the transport and what has arrived."""
+    faulty, received = Faulty(NeuronLink(2), seed=5, **options), list[bytes]()
 
     async def receive(tag: int) -> None:
         out = bytearray(4)
         await faulty.wire(1).recv_into(0, tag, out)
         received.append(bytes(out))
 
-    async with trio.open_nursery() as nursery:
-        for tag in range(count):
-            nursery.start_soon(receive, tag)
-            nursery.start_soon(faulty.wire(0).send, 1, tag, tag.to_bytes(4, "little"))
-        await trio.sleep(100)
-        nursery.cancel_scope.cancel()
-
-
-def run_many(count: int = 200, **options: float) -> tuple[Faulty, list[bytes]]:
-    faulty, received = Faulty(NeuronLink(2), seed=5, **options), list[bytes]()
-
     async def main() -> None:
-        async with faulty.open():
-            await send_many(faulty, count, received)
+        async with faulty.open(), trio.open_nursery() as nursery:
+            for tag in range(200):
+                nursery.start_soon(receive, tag)
+                nursery.start_soon(faulty.wire(0).send, 1, tag, tag.to_bytes(4, "little"))
+            await trio.sleep(100)
+            nursery.cancel_scope.cancel()
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
     return faulty, received

@@ -16,6 +16,7 @@ import overlap
 from overlap import StallError
 from overlap.explain import hang
 from overlap.testing import Ranks
+from tests.errors import error_from
 from tests.explain.test_hang import entry, write
 
 LIKE = ((1,), float)
@@ -119,9 +120,7 @@ def test_a_planted_hang_has_one_sentence(
     main = partial(case, roles=roles)
 
     async def world() -> str:
-        with pytest.raises(StallError) as caught:
-            await overlap.run_async(main, ranks=3, timeout_s=60)
-        return caught.value.sentence
+        return (await error_from(StallError, overlap.run_async(main, ranks=3, timeout_s=60))).sentence
 
     live = trio.run(world, clock=MockClock(autojump_threshold=0))
     found = [hang.judge([tmp_path / "records"])]

@@ -10,7 +10,6 @@
 #   rail         one connection: frames in both directions, and their acknowledgement
 #   reading      frames that arrive on a rail
 #   sharing      the share of each rail in the frames that leave
-#   tcp          socket options, and the state that the kernel reports
 #   reconnection replacement of dead rails
 
 from transports.efa.transport import Efa, factory

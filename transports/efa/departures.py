@@ -8,25 +8,10 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from transports.buffers import BounceBuffers
-from transports.frame import (
-    CHUNK_BYTES,
-    EAGER_BYTES,
-    KEPT_BYTES,
-    LOCAL_CHUNK_BYTES,
-    PUSH_BYTES,
-    UNCHECKED,
-    checksum,
-    pack,
-)
+from transports.frame import LIMITS, LOCAL_CHUNK_BYTES, UNCHECKED, checksum, pack
 from transports.matching import Chunk, Limits, MessageKind, Send
 from transports.matching.ends import ENDED, FLOWING
 from transports.matching.outgoing import Outgoing
-
-#: The limits of several connections, fixed by the version of the handshake. Slices of a collective are pushed unasked:
-#: a request would wait behind 4 ms of chunks each way over 1 Gbit/s, while the wires would be idle.
-LIMITS = Limits(
-    eager_bytes=EAGER_BYTES, chunk_bytes=CHUNK_BYTES, push_bytes=PUSH_BYTES, ordered=False, kept_bytes=KEPT_BYTES
-)
 
 _CHUNK, _PUSHED_CHUNK = map(int, (MessageKind.CHUNK, MessageKind.PUSHED_CHUNK))  # asking an enumeration takes 0.2 us
 
@@ -36,24 +21,24 @@ Entry: TypeAlias = "bytes | Chunk | None"
 
 
 def single_rail_limits(*, inside: bool, confirmed: bool) -> Limits:
-    """Return the limits of a single connection, on which nothing overtakes.
+    """Return the limits of a link with a single connection, on which all messages arrive in order.
 
     Args:
         inside: Whether both processes live on one host.
-        confirmed: Whether a process may outlive its connection; otherwise nothing can be repeated, so arrivals need no
-            confirmation.
+        confirmed: Whether receivers confirm long messages. That is needed if the connection may end before a process,
+            because then messages are repeated over the next connection.
     """
-    chunk_bytes = LOCAL_CHUNK_BYTES if inside else CHUNK_BYTES
+    chunk_bytes = LOCAL_CHUNK_BYTES if inside else LIMITS.chunk_bytes
     return replace(LIMITS, ordered=True, chunk_bytes=chunk_bytes, confirmed=confirmed)
 
 
 class Departures:
-    """The frames that may leave on any rail that has room; repeated ones come first.
+    """The frames that wait to leave for one other process, on any of its rails. Repeated frames leave first.
 
     Args:
-        outgoing: Messages that leave.
-        limits: Sizes of the protocol.
-        memory: Buffers of repeated frames.
+        outgoing: Queues of the matching engine, from which new frames are made.
+        limits: The limits that both processes have agreed on.
+        memory: Pool of buffers for copies of chunks that may have to be repeated.
 
     Attributes:
         checksums: Whether payloads get a checksum.
@@ -73,18 +58,13 @@ class Departures:
         return any(self._queues)
 
     @property
-    def contended(self) -> bool:
-        """Whether several long messages are under way, so that a newer one may be more urgent."""
-        return len(self._outgoing.sends) > 1
-
-    @property
     def due_bytes(self) -> int:
-        """Bytes of long messages that could leave now."""
+        """Bytes of long messages that could leave now. Cost: O(messages)."""
         return sum(chunk.nbytes for chunk in self._chunks) + self._outgoing.due_bytes
 
-    def reserve_push(self, send: Send) -> bool:
-        """Reserve number and credit of a message that leaves at once as one chunk; False if it must queue."""
-        return not any(self._queues) and self._outgoing.reserve_push(send)
+    def reserve_immediate_send(self, send: Send) -> bool:
+        """Reserve a number and credit for a message that leaves at once as one chunk; False if it must queue."""
+        return not any(self._queues) and self._outgoing.reserve_immediate_send(send)
 
     def next_frame(self) -> bytes | None:
         """Return the next small frame; None if none is due."""
@@ -97,17 +77,27 @@ class Departures:
         return pack(kind, *fields) if payload is None else b"".join((self.pack_header(payload, kind, *fields), payload))
 
     def pack_header(self, payload: memoryview, kind: int, *fields: int) -> bytes:
-        """Return the header of a frame with a payload, with its checksum unless `checksums` is off."""
+        """Return the header of a frame with a payload, with its checksum unless `checksums` is off.
+
+        Args:
+            payload: Bytes that follow the header.
+            kind: Kind of the frame, a `MessageKind`.
+            fields: The fields of this kind, see `MessageKind`.
+        """
         payload_checksum = checksum(payload) if self.checksums else UNCHECKED
         return pack(kind, *fields, payload_bytes=payload.nbytes, payload_checksum=payload_checksum)
 
     def pack_chunk_header(self, chunk: Chunk, piece: memoryview) -> bytes:
-        """Return the header of a chunk; that of a pushed message announces the message as well."""
+        """Return the header of a chunk. For a pushed message, the header announces the message as well.
+
+        Args:
+            chunk: The chunk.
+            piece: Bytes of the chunk, in the sender's memory or in the rail's staging buffer.
+        """
         send = chunk.send
         if send.pushed:
-            return self.pack_header(
-                piece, _PUSHED_CHUNK, send.number, *send.lane, send.nbytes, send.place, chunk.offset
-            )
+            fields = (send.number, *send.lane, send.nbytes, send.place, chunk.offset)
+            return self.pack_header(piece, _PUSHED_CHUNK, *fields)
         return self.pack_header(piece, _CHUNK, send.number, chunk.offset)
 
     def next_chunk(self) -> Chunk | None:
@@ -124,7 +114,11 @@ class Departures:
             self._outgoing.end_departed(chunk.send)
 
     def entry_to_keep(self, chunk: Chunk) -> Chunk:
-        """Return the entry of a written chunk to keep until it arrives: a copy of its bytes if its send ends now."""
+        """Return what a rail keeps of a chunk that it has written, to repeat it if it does not arrive.
+
+        If the receiver confirms the send, that is the chunk itself: its bytes stay in the sender's memory. Otherwise
+        the send ends before the bytes have arrived, so it is a copy, whose buffer `release_entry` releases.
+        """
         send, nbytes = chunk.send, chunk.nbytes
         if self._limits.confirms(send.nbytes):
             return chunk
@@ -136,16 +130,19 @@ class Departures:
         return Chunk(copy, chunk.offset, nbytes)
 
     def release_entry(self, entry: Entry) -> None:
-        """Release the copied bytes of a kept entry, because its frame has arrived."""
+        """Release the copied bytes of an entry, because its frame has arrived; nothing if the entry has no copy."""
         if isinstance(entry, Chunk) and not self._limits.confirms(entry.send.nbytes):
             entry.send.end()
 
-    def add(self, frame: bytes) -> None:
+    def queue_frame(self, frame: bytes) -> None:
         """Queue a frame that could not be written at once."""
         self._frames.append(frame)
 
-    def repeat(self, entries: Iterable[Entry]) -> int:
-        """Queue the lost entries of a dead rail before all others; return the number of their bytes."""
+    def requeue(self, entries: Iterable[Entry]) -> int:
+        """Queue the lost frames of a dead rail before all others, to send them again; return their length in bytes.
+
+        Chunks of sends that have ended are dropped, and so are entries that need no repetition (None).
+        """
         lost = list(entries)
         chunks = [entry for entry in lost if isinstance(entry, Chunk) and entry.send.progress is not ENDED]
         frames = [entry for entry in lost if isinstance(entry, bytes)]
@@ -154,6 +151,6 @@ class Departures:
         return sum(chunk.nbytes for chunk in chunks) + sum(map(len, frames))
 
     def clear(self) -> None:
-        """Drop all queued frames and chunks of dead rails."""
+        """Drop the queued frames and chunks; messages of the matching engine stay."""
         self._frames.clear()
         self._chunks.clear()

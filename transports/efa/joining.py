@@ -8,20 +8,20 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from ipaddress import ip_address
 from itertools import product
 
 import trio
 
 from transports.address import RAILS_LIMIT, PeerAddress, host_identity
-from transports.efa.tcp import bound_queue, set_options
 from transports.factory import Exchange
-from transports.failures import ArgumentError, TransportError
+from transports.failures import REPORT_BUG, ArgumentError, TransportError
 from transports.handshake import HandshakeError
 from transports.identity import Identity
 from transports.meeting import ListeningSockets, Meeting, Place, Stream, address_family
 from transports.patience import usable_cores
+from transports.tcp import set_options, tune_connection
 
 #: Longest duration of a handshake.
 HANDSHAKE_S = 2.0
@@ -36,36 +36,33 @@ class ProvedSocket:
     """A socket on which both sides have proved the secret."""
 
     socket: socket.socket  # The bare socket
-    encrypted: trio.SSLStream[trio.abc.Stream] | None  # The encryption above it, if any
-    detail: str = ""  # Detail of the other side's hello, if this side has dialled
-    ends: str = ""  # The two addresses, for messages; empty for Unix sockets
+    encrypted: trio.SSLStream[trio.abc.Stream] | None  # The encrypted stream over the socket; None without TLS
+    detail: str = ""  # `Hello.detail` of the other side if this side has dialled, otherwise empty
+    ends: str = ""  # The two addresses, such as "10.0.0.1:5000 to 10.0.0.2:6000"; empty for Unix sockets
 
 
 class SocketJoining:
-    """The connections of one process to all others: at first, and again for lost ones.
+    """Makes the connections of one process to all others: all of them at first, later single ones that were lost.
 
     Args:
         identity: Identity of this process.
-        rails: Number of connections to each process, or the interfaces or addresses to use.
-        host: The address to listen at if `rails` is a number.
+        rails: Number of connections to each process; or the interfaces or local addresses to use, one for each.
+        host: The local address to listen at if `rails` is a number.
         unix: Whether to use Unix sockets where both sides can.
-        silence_s: How long TCP waits for an answer or a reader; None: the system's default.
+        silence_s: How long TCP waits for an acknowledgement, or until the receiver reads; None: the system's default.
         join_s: How long to wait for all processes.
         watched: Whether the control plane detects lost processes.
         lasting: Whether a single TCP connection inside a host is replaced, too, when it ends.
-        spared: The processes that need not be joined, asked once addresses are exchanged.
+        spared: Returns the processes that need not be joined; called once addresses are exchanged.
         report: Prints a line about refused connections.
 
     Attributes:
-        identity: Identity of the host, shared with processes that can reach this one's Unix socket.
+        identity: Identity of the host, see `host_identity`; "" if unknown.
         meeting: The meeting with the other processes.
 
     Raises:
         ArgumentError: No rails, or too many; no secret.
     """
-
-    lasting: bool
-    member: int
 
     def __init__(
         self,
@@ -90,15 +87,18 @@ class SocketJoining:
             finish=self._make_proved_socket,
             discard=discard,
         )
-        self.lasting, self.member, self._members = lasting, identity.member, identity.members
+        self.lasting = lasting
+        self.member: int = identity.member
+        self._members = identity.members
         self.identity: str = host_identity()
         self._names = (host,) * rails if isinstance(rails, int) else tuple(rails)
         if not 0 < len(self._names) <= RAILS_LIMIT:
-            raise ArgumentError(f"rails is {rails!r}; name 1 to {RAILS_LIMIT} of them")
+            raise ArgumentError(f"rails: expected 1 to {RAILS_LIMIT}, or as many local addresses, got {rails!r}")
+        # Rails that the user has named are bound to their addresses; otherwise the system chooses the interface.
         self._binds, self._unix, self._watched, self._spared = not isinstance(rails, int), unix, watched, spared
         self._report = report
         self._addresses: tuple[str, ...] = ()
-        self._reported: set[str] = set()
+        self._report_once = cache(report)  # the same line never again
 
     @property
     def rail_count(self) -> int:
@@ -107,11 +107,14 @@ class SocketJoining:
 
     @property
     def replaces_rails(self) -> bool:
-        """Whether dead connections are replaced, which needs another sign that their process lives."""
+        """Whether dead connections are replaced.
+
+        False for a single rail without a control plane: nothing else would show that the other process lives.
+        """
         return self.rail_count > 1 or self._watched
 
     def spans_hosts(self, members: Iterable[int]) -> bool:
-        """Whether some joined processes live on different hosts, or on unknown ones."""
+        """Whether the given processes, which have joined, live on different hosts, or on hosts of unknown identity."""
         hosts = {self.identity if i == self.member else self.meeting.peers[i].host for i in members}
         return len(hosts) > 1 or "" in hosts
 
@@ -120,9 +123,10 @@ class SocketJoining:
         return self.meeting.address.may_part(self.meeting.peers[member])
 
     def has_cores_to_spare(self) -> bool:
-        """Whether other joined processes live on this host, which has more cores than processes."""
+        """Whether several processes of the world live on this host, and have at least one core each."""
         peers = self.meeting.peers.values()
         cores = [peer.cores for peer in peers if self.identity and peer.host == self.identity]
+        # `cores` has one entry for each other process of this host, so it is one shorter than the number of processes
         return 0 < len(cores) < len(self.meeting.address.cores.union(*cores))
 
     async def join(self, exchange: Exchange) -> dict[Place, ProvedSocket]:
@@ -137,6 +141,7 @@ class SocketJoining:
         """
         addresses = {name: await resolve_address(name) for name in dict.fromkeys(self._names)}
         self._addresses = tuple(addresses[name] for name in self._names)
+        # twice as many handshakes as the others need, so that strangers do not crowd them out
         pending = 2 * self._members * len(self._addresses)
         unix = self._unix and bool(self.identity)
         sockets = ListeningSockets(self._addresses, unix=unix, pending=pending, reopens=self.replaces_rails)
@@ -160,32 +165,37 @@ class SocketJoining:
         refused.clear()
 
     def _make_address(self) -> PeerAddress:
+        """Return the addresses of this process, which listens now."""
         sockets = self.meeting.sockets
         tcp = tuple(zip(self._addresses, sockets.ports, strict=True))
         return PeerAddress(host=self.identity, unix=sockets.unix, tcp=tcp, lasting=self.lasting, cores=usable_cores())
 
     def _choose_places(self) -> Iterable[Place]:
-        """Return the rails to make: to all processes but spared ones; `TransportError` if their numbers of rails
-        differ.
+        """Return the connections to make: (member, rail) for each rail to each process, without spared processes.
+
+        Raises:
+            TransportError: Another process has another number of rails.
         """
         peers = self.meeting.peers
         if len(peers) != self._members - 1:
-            raise TransportError(
-                f"process {self.member} has the addresses of {len(peers) + 1} processes, and the world has "
-                f"{self._members}; this is a bug in overlap, please report it"
-            )
+            reason = f"process {self.member} has the addresses of {len(peers) + 1} processes"
+            raise TransportError(f"{reason}, and the world has {self._members}; {REPORT_BUG}")
         for member, address in peers.items():
             if len(address.tcp) != len(self._addresses):
-                raise TransportError(
-                    f"process {member} has rails={len(address.tcp)}, process {self.member} has "
-                    f"rails={len(self._addresses)}; start all processes with the same number of rails"
-                )
+                rails = f"rails={len(address.tcp)}, process {self.member} has rails={len(self._addresses)}"
+                advice = "start all processes with the same number of rails"
+                raise TransportError(f"process {member} has {rails}; {advice}")
         return product(set(peers).difference(self._spared()), range(len(self._addresses)))
 
     # -- the side that dials ------------------------------------------------------------------------------------------
 
     async def _dial_patiently(self, member: int, index: int) -> ProvedSocket:
-        """Connect; if the other side hung up at its deadline, as on lossy networks, try again up to 4 times."""
+        """Return `dial` of a rail; if the other side hung up at its deadline, as on lossy networks, try up to 5 times.
+
+        Args:
+            member: Index of the other process.
+            index: Index of the rail.
+        """
         for _ in range(_LOSSY_ATTEMPTS):
             start_s = trio.current_time()
             try:
@@ -196,7 +206,7 @@ class SocketJoining:
         return await self.dial(member, index, str(index), deadline_s=self.meeting.join_s)
 
     async def dial(self, member: int, index: int, detail: str, *, deadline_s: float) -> ProvedSocket:
-        """Connect with another process by one of the rails.
+        """Connect with another process by one of the rails, and prove membership.
 
         Args:
             member: Index of the process, which listens.
@@ -219,20 +229,22 @@ class SocketJoining:
     async def _make_proved_socket(
         self, connection: socket.socket, stream: Stream, member: int, detail: str
     ) -> ProvedSocket:
-        """Bound the queue of a socket after its handshake, and return it with its encryption."""
+        """Tune a socket after its handshake, and return it with the addresses of its ends; the `finish` of `Meeting`.
+
+        Args:
+            connection: The bare socket.
+            stream: The stream over the socket, which is an `SSLStream` under TLS.
+            member: Index of the other process; not used here.
+            detail: Detail of the other side's hello, if this side has dialled.
+        """
         await trio.lowlevel.checkpoint()
-        bound_queue(connection, self._report_once)
+        tune_connection(connection, self._report_once)
         encrypted, ends = stream if isinstance(stream, trio.SSLStream) else None, ""
         if connection.family != socket.AF_UNIX:
+            # an address of IPv6 has two more parts
             (here, port), (there, their_port) = connection.getsockname()[:2], connection.getpeername()[:2]
             ends = f"{here}:{port} to {there}:{their_port}"
         return ProvedSocket(socket=connection, encrypted=encrypted, detail=detail, ends=ends)
-
-    def _report_once(self, line: str) -> None:
-        """Report a line to the user, unless the same line was reported before."""
-        if line not in self._reported:
-            self._reported.add(line)
-            self._report(line)
 
 
 def discard(connection: ProvedSocket) -> None:
@@ -242,7 +254,10 @@ def discard(connection: ProvedSocket) -> None:
 
 
 async def resolve_address(name: str) -> str:
-    """Return the address of a network interface or a host name; an IP address is returned unchanged.
+    """Return the IP address of a network interface or a host; an IP address is returned unchanged.
+
+    Args:
+        name: Name of an interface such as "eth0", of a host, or an IP address.
 
     Raises:
         ArgumentError: No interface or host has this name.
@@ -255,10 +270,10 @@ async def resolve_address(name: str) -> str:
         if name in interfaces:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
                 reply = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            # `struct ifreq`: a name of 16 bytes, then a `sockaddr_in`, whose address begins at its byte 4
             return socket.inet_ntoa(reply[20:24])
         # the system's resolver may take seconds; it has a thread of its own
         return str((await trio.socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))[0][4][0])
     except OSError as error:
-        raise ArgumentError(
-            f"rail {name!r} has no address ({error.strerror}); interfaces here are {', '.join(interfaces)}"
-        ) from error
+        reason = f"rails: {name!r} has no address ({error.strerror})"
+        raise ArgumentError(f"{reason}; set rails to an address, or to one of {', '.join(interfaces)}") from error

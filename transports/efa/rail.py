@@ -15,17 +15,18 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
 import trio
-from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, wait_task_rescheduled
+from trio.lowlevel import ParkingLot
 
+from transports.address import RAILS_LIMIT
 from transports.efa.departures import Entry
 from transports.efa.joining import ProvedSocket
-from transports.efa.reading import Reading
+from transports.efa.reading import ReadBuffer
 from transports.efa.sharing import RailRate, RailState
-from transports.efa.tcp import LOST_S, Health, tcp_info, unsent_bytes
-from transports.frame import LOCAL_CHUNK_BYTES, DamageError, FrameError, pack
+from transports.frame import LOCAL_CHUNK_BYTES, SAME_OVERLAP, DamageError, FrameError, pack
 from transports.handshake import is_local
 from transports.matching import Chunk, MessageKind, ProtocolError, Send
 from transports.matching.protocol import BROKEN_PROTOCOL
+from transports.tcp import LOST_S, Health, tcp_info, unsent_bytes
 
 if TYPE_CHECKING:
     from transports.efa.efa_link import EfaLink
@@ -44,35 +45,39 @@ _EMPTY, _OTHERS_FIRST, _END = range(3)
 
 
 class Rail:
-    """One connection to another process: a socket, tried first and waited for only if it is not ready.
+    """One connection to another process, over a socket. A task waits for the socket only if a first try finds it busy.
 
     Args:
         owner: The link to that process.
-        index: Number of the connection.
+        index: Number of the rail in the link, see `EfaLink`.
         connection: The connection.
         keep: Whether frames are kept until they have arrived, because another rail could repeat them.
-        staged: Whether payloads pass through a buffer of the rail, instead of leaving from and arriving in the
+        staged: Whether payloads are copied through a buffer of the rail. False: they leave from, and arrive in, the
             caller's memory.
 
     Attributes:
-        socket: The connection.
-        ends: The two addresses, for people; empty for Unix sockets.
-        idle: Nothing is being written; any caller may write.
-        dead: The connection has been closed, for whatever reason.
+        slot: `index` modulo `RAILS_LIMIT`; a rail and its replacements have the same slot.
+        socket: The socket of the connection.
+        ends: The two addresses, for messages to people; empty for Unix sockets.
+        idle: Whether nothing is being written, so that any caller may write.
+        dead: Whether this side has closed the connection, for whatever reason.
         written_bytes: Bytes that the system has taken.
         read_bytes: Bytes that have been read.
-        farewell: The other side has sent its goodbye.
-        acknowledge: An acknowledgement of arrived frames is due.
-        bye_due: A goodbye is due, after all other frames.
-        bye_sent: The goodbye has been sent.
-        leaving: The chunk that is being written.
+        farewell: Whether the other side has sent its goodbye.
+        acknowledge: Whether an acknowledgement of arrived frames is due.
+        bye_due: Whether a goodbye is due, after all other frames.
+        bye_sent: Whether the goodbye has been sent.
+        leaving: The chunk that is being written, or None.
         reading: Received bytes whose frames have not been handled.
-        receive: Reads available bytes; `BlockingIOError` if there are none, 0 at the end.
+        rate: Measures the rate of the rail.
+        receive: Reads available bytes into a buffer and returns their number, 0 at the end of the connection. Raises
+            `BlockingIOError` if none are available.
     """
 
     def __init__(self, owner: EfaLink, index: int, connection: ProvedSocket, *, keep: bool, staged: bool) -> None:
         self.owner: EfaLink = owner
         self.index: int = index
+        self.slot: int = index % RAILS_LIMIT
         self.socket: socket.socket = connection.socket
         self.ends: str = connection.ends
         self.idle: bool = True
@@ -85,58 +90,59 @@ class Rail:
         self.bye_sent: bool = False
         self.leaving: Chunk | None = None
         self.receive: Callable[[memoryview], int] = self.socket.recv_into
-        self._parts: Sequence[bytes | memoryview] = ()
-        self._blocked = False
-        self._hint_bytes = 1  # least available bytes at which the system reports readability
-        self._takes_hints = connection.socket.family != socket.AF_UNIX  # Unix sockets wake their reader for every piece
+        self._parts: Sequence[bytes | memoryview] = ()  # bytes of begun frames that the system has not taken
+        self._blocked = False  # whether the system took less than it was given
+        self._least_wake_bytes = 1  # available bytes from which on the system reports readability
+        self._wakes_late = connection.socket.family != socket.AF_UNIX  # Unix sockets wake their reader for every piece
         self._keep = keep
         self._kept: deque[Entry] = deque()
-        self._released_frames = 0  # frames before the kept ones, which have arrived
+        self._released_frames = 0  # number of sent frames before those in `_kept`: they have arrived
         self._staging = memoryview(bytearray(LOCAL_CHUNK_BYTES)) if staged else None
-        self._rate = RailRate()
+        self.rate: RailRate = RailRate()
         self._scope = trio.CancelScope()
-        self._sleeper: Task | None = None
-        self._acknowledged_frames = 0
+        self._sleep = ParkingLot()  # where the writing task sleeps while nothing is due
+        self._acknowledged_frames = 0  # number of arrived frames that this side has acknowledged
         self._stalled_calls = 0
         self._health = Health()
         self._seen_written_bytes = 0
-        self.reading: Reading = Reading(owner.engine, partial(owner.handle_frame, self), staged=staged)
+        self.reading: ReadBuffer = ReadBuffer(owner.engine, partial(owner.handle_frame, self), staged=staged)
 
     # -- frames that leave --------------------------------------------------------------------------------------------
 
     def keep(self, entry: Entry) -> None:
-        """Keep a sent frame until it is acknowledged, if another rail could repeat frames."""
+        """Keep a sent frame until it is acknowledged, if another rail could repeat it.
+
+        Args:
+            entry: The frame. None stands for a frame that is never repeated; it is kept only for the count of frames.
+        """
         if self._keep:
             self._kept.append(entry)
 
     def release_arrived(self, count: int) -> None:
-        """Release the first `count` frames of the rail, which have arrived."""
+        """Release the kept frames among the first `count` of the rail, because these have arrived.
+
+        Raises:
+            FrameError: Fewer frames were sent, or more have been acknowledged before.
+        """
         if not self._keep:
             return
-        if not self._released_frames <= count <= self._released_frames + len(self._kept):
-            raise FrameError(
-                f"peer acknowledges {count} frames, and {self._released_frames + len(self._kept)} were sent; "
-                "install the same overlap in every process"
-            )
+        sent_frames = self._released_frames + len(self._kept)
+        if not self._released_frames <= count <= sent_frames:
+            raise FrameError(f"peer acknowledges {count} frames, and {sent_frames} were sent; {SAME_OVERLAP}")
         while self._released_frames < count:
             self.owner.departures.release_entry(self._kept.popleft())
             self._released_frames += 1
 
     def pop_unarrived(self, count: int) -> deque[Entry]:
-        """Return the kept frames after the first `count`, which will never arrive; nothing is kept afterwards."""
+        """Return the frames after the first `count` of the rail, which never arrive; nothing is kept afterwards."""
         self.release_arrived(count)
         entries, self._kept = self._kept, deque()
         return entries
 
     def measure_state(self) -> RailState:
         """Return the measured rate of the rail, and the bytes that wait on it."""
-        state = self._rate.sample(perf_counter(), self.written_bytes, unsent_bytes(self.socket))
+        state = self.rate.sample(perf_counter(), self.written_bytes, unsent_bytes(self.socket))
         return state._replace(waiting_bytes=state.waiting_bytes + self.unwritten_bytes)
-
-    def observe(self) -> None:
-        """Take a sample of the rate of the rail, if bytes waited on it before."""
-        if self._rate.measures:
-            self.measure_state()
 
     @property
     def unwritten_bytes(self) -> int:
@@ -144,39 +150,48 @@ class Rail:
         return sum(map(len, self._parts))
 
     @property
-    def owes(self) -> bool:
+    def owes_own_frames(self) -> bool:
         """Whether a frame about this rail itself is due: an acknowledgement or the goodbye."""
         return self.acknowledge or self.bye_due
 
     def pull_frames(self) -> list[bytes | memoryview]:
-        """Return the frames to write next: small ones and at most one chunk; empty if nothing is due."""
+        """Take the frames to write next from their queues, small ones and at most one chunk.
+
+        Returns:
+            One or two buffers for one system call: all small frames with the header of the chunk, then the bytes of the
+            chunk. Empty if nothing is due.
+        """
         if self.bye_sent:
             return []
         small = self._pull_small_frames()
+        # the small frames may have ended with the goodbye, after which nothing is sent
         chunk = None if self.bye_sent or self.owner.defers_to_others(self) else self.owner.departures.next_chunk()
         if chunk is None:
-            return [small[0] if len(small) == 1 else b"".join(small)] if small else []
+            return [b"".join(small)] if small else []
         head, piece = self.chunk_parts(chunk)
         return [b"".join((*small, head)), piece]
 
-    def push(self, send: Send) -> bool:
+    def write_pushed(self, send: Send) -> bool:
         """Write a message of one chunk at once, in one frame; False if it must queue."""
-        if not self.idle or self.owes or not self.owner.departures.reserve_push(send):
+        if not self.idle or self.owes_own_frames or not self.owner.departures.reserve_immediate_send(send):
             return False
         self._write_parts(self.chunk_parts(Chunk(send, 0, send.nbytes)))
         if not self.idle:
-            self.wake_writer()
+            self._sleep.unpark()
         return True
 
     def chunk_parts(self, chunk: Chunk) -> tuple[bytes, memoryview]:
-        """Return header and bytes of a chunk that leaves now; it is kept for a repetition."""
+        """Return header and bytes of a chunk that leaves now, and keep the chunk in case it must be repeated."""
         self.leaving = chunk
         self.keep(chunk)
-        piece = self._in_buffer(chunk.view)
+        piece = chunk.view
+        if self._staging is not None:
+            self._staging[: piece.nbytes] = piece
+            piece = self._staging[: piece.nbytes]
         return self.owner.departures.pack_chunk_header(chunk, piece), piece
 
     def count_written(self) -> None:
-        """Count the pulled frames, which the system has taken."""
+        """Record that the system has taken all frames of `pull_frames`; a chunk among them may end its send."""
         chunk, self.leaving = self.leaving, None
         if chunk is None:
             return
@@ -185,17 +200,17 @@ class Rail:
         self.owner.departures.count_written(chunk)
 
     def _pull_small_frames(self) -> list[bytes]:
-        """Return due small frames, up to `_BATCH_BYTES`, and the frames about this rail."""
+        """Take due small frames from their queue, up to about `_BATCH_BYTES`, and add those about this rail itself."""
         frames: list[bytes] = []
         room_bytes = 0 if self.owner.defers_to_others(self, small=True) else _BATCH_BYTES
         while room_bytes > 0 and (frame := self.owner.departures.next_frame()) is not None:
             frames.append(frame)
             self.keep(frame)
             room_bytes -= len(frame)
-        return frames + self.own_frames() if self.owes else frames
+        return frames + self.own_frames() if self.owes_own_frames else frames
 
     def own_frames(self) -> list[bytes]:
-        """Return the frames about this rail itself; the goodbye is the last frame of all."""
+        """Return the due frames about this rail itself: an acknowledgement, and the goodbye if nothing else is due."""
         frames = []
         if self.acknowledge:
             self.acknowledge = False
@@ -208,33 +223,30 @@ class Rail:
             self.keep(None)
         return frames
 
-    def _in_buffer(self, piece: memoryview) -> memoryview:
-        """Return the bytes of a chunk, as a copy in the staging buffer if the rail has one."""
-        if self._staging is None:
-            return piece
-        self._staging[: piece.nbytes] = piece
-        return self._staging[: piece.nbytes]
-
-    def put(self, head: bytes, payload: memoryview) -> None:
-        """Write a small message at once; its buffer may change after the call. The rail is idle."""
+    def write_eager(self, head: bytes, payload: memoryview) -> None:
+        """Write a small message at once. The rail must be idle. The buffer of the message may change after the call."""
         if self._keep:
             frame = b"".join((head, payload))
             self.keep(frame)
             self._transmit((frame,))
         else:
-            self._transmit((head, payload))  # to join 64 KiB first takes 3 us
+            self._transmit((head, payload))  # without joining the two, which takes 3 us for 64 KiB
         if self._blocked and not self.dead:
+            # the caller may overwrite its buffer, so the rest is copied
             self._parts, self.idle = tuple(map(bytes, self._parts)), False
-            self.wake_writer()
+            self._sleep.unpark()
 
     def start_writing(self) -> None:
         """Write due frames until the system takes no more, two chunks at most."""
-        self.idle = False  # a small message ends when it is pulled: later messages leave behind it
+        # A small message ends when it is taken from its queue, before it is written. Its callback may send another
+        # message, which must not overtake it.
+        self.idle = False
         self._write_next_parts()
+        # the first chunk has left whole: a second one may follow before other tasks run
         if not (self.idle or self._blocked or self.dead):
             self._write_next_parts()
         if not self.idle:
-            self.wake_writer()
+            self._sleep.unpark()
 
     async def write_more(self) -> None:
         """Wait until the system takes more bytes, or let other tasks run after it took a chunk; then write more."""
@@ -262,7 +274,10 @@ class Rail:
             return
         if not self._blocked:
             self.count_written()
-        self.idle = not (self._blocked or self.owes or (self.owner.departures.due and not self.bye_sent))
+        # The rail stays busy while the system takes no more, while a frame about the rail is due, or while messages are
+        # due and the goodbye has not ended them.
+        is_more_due = self.owes_own_frames or (self.owner.departures.due and not self.bye_sent)
+        self.idle = not (self._blocked or is_more_due)
         if self.idle:
             self._go_idle()
 
@@ -280,36 +295,25 @@ class Rail:
         self._parts = _drop_bytes(parts, count) if self._blocked else ()
 
     def _go_idle(self) -> None:
-        """Be idle, because nothing is due; once the goodbye has been written, close the writing direction."""
+        """Mark the rail as idle, and close its writing direction if the goodbye has been written."""
         self.idle = True
         if self.bye_sent:
             with suppress(OSError):
                 self.socket.shutdown(socket.SHUT_WR)
 
-    def wake_writer(self) -> None:
-        """Wake the writing task if it sleeps."""
-        task, self._sleeper = self._sleeper, None
-        if task is not None:
-            reschedule(task)
-
-    async def _sleep(self) -> None:
-        """Suspend the writing task until `wake_writer`."""
-        self._sleeper = current_task()
-        await wait_task_rescheduled(self._wake_cancelled)
-
-    def _wake_cancelled(self, _: RaiseCancelT) -> Abort:
-        self._sleeper = None
-        return Abort.SUCCEEDED
-
     def count_stalled_ticks(self) -> int:
-        """Return the number of successive calls between which frames waited and the system took nothing."""
+        """Return how many calls in a row, this one included, found that frames waited and the system took no bytes."""
         moved = self.idle or self.written_bytes != self._seen_written_bytes
         self._stalled_calls = 0 if moved else self._stalled_calls + 1
         self._seen_written_bytes = self.written_bytes
         return self._stalled_calls
 
     def check_health(self) -> str:
-        """Die if the other end's kernel has acknowledged nothing for too long; return a message about lost packets."""
+        """Close the rail if its bytes have not been acknowledged by the other kernel for `LOST_S`.
+
+        Returns:
+            A text about lost packets for the user, once; otherwise "".
+        """
         seen = tcp_info(self.socket)
         losses = self._health.record_losses(self.socket, seen)
         if self._health.unacknowledged_s(seen, monotonic()) >= LOST_S:
@@ -319,39 +323,45 @@ class Rail:
     # -- frames that arrive -------------------------------------------------------------------------------------------
 
     async def read_more(self) -> bool:
-        """Wait for bytes and handle their frames; return False at the end of the connection.
+        """Wait for bytes, and handle their frames; return False at the end of the connection.
 
-        Lets other tasks run after each chunk.
+        Other tasks may run after each chunk.
         """
         if self.dead:
             raise trio.ClosedResourceError
-        if self._takes_hints:
-            self._hint(self.reading.hint_bytes)
+        if self._wakes_late:
+            self._set_least_wake_bytes(self.reading.least_wake_bytes)
         await trio.lowlevel.wait_readable(self.socket)
         while (stop := self._read_available()) == _OTHERS_FIRST:
-            await self._let_others_run()
+            await self._handle_remaining_frames()
         return stop != _END
 
     def catch_up(self) -> bool:
-        """Write and read without waiting; never while a frame is being handled."""
+        """Write and read without waiting; return whether any bytes moved.
+
+        Nothing happens while the reading task has frames left to handle, because later ones must not overtake them.
+        """
         if self.dead or self.reading.behind:
             return False
         before = self.read_bytes + self.written_bytes
         # Several messages are left to the writing task, so that an urgent one can come in between.
-        if not (self.idle or self.owner.departures.contended):
+        if not self.idle and len(self.owner.engine.outgoing.sends) <= 1:
             self._write_next_parts()
         try:
             self._read_available()  # the reading task finds the rest in the socket
             while self.reading.behind:  # frames that were read here must be handled before later ones
                 self._handle_frames()
-            if self._hint_bytes > 1:  # else the reading task might wait for more bytes than the peer will send
-                self._hint(self.reading.hint_bytes)
+            if self._least_wake_bytes > 1:  # else the reading task might wait for more bytes than the peer will send
+                self._set_least_wake_bytes(self.reading.least_wake_bytes)
         except (ProtocolError, OSError, trio.ClosedResourceError) as error:
             self._die_from_error(error)
         return self.read_bytes + self.written_bytes != before
 
     def _read_available(self) -> int:
-        """Read available bytes, a chunk at most, and handle their frames."""
+        """Read available bytes, a chunk at most, and handle their frames.
+
+        Return why reading pauses: `_EMPTY`, `_OTHERS_FIRST` or `_END`.
+        """
         reading, read_bytes, stop = self.reading, 0, _EMPTY
         while True:
             room = reading.room()
@@ -364,20 +374,23 @@ class Rail:
                 break
             read_bytes += count
             full = count == room.nbytes
-            del room  # the owner of full memory may resize it
+            # The view is dropped before the bytes are handled: the end of a message gives the memory back to its owner,
+            # who may resize the array only without views.
+            del room
             if reading.handle_received(count) or read_bytes >= LOCAL_CHUNK_BYTES:
                 stop = _OTHERS_FIRST
                 break
+            # Go on only if the room was full, so that more bytes may be available, and if a task waits for frames.
             if not (full and (reading.within_chunk or self.owner.expects_frames)):
                 break
         if read_bytes:
             self.count_read(read_bytes)
         return stop
 
-    def _hint(self, nbytes: int) -> None:
+    def _set_least_wake_bytes(self, nbytes: int) -> None:
         """Let the system report readability from this many bytes on."""
-        if nbytes != self._hint_bytes:
-            self._hint_bytes = nbytes
+        if nbytes != self._least_wake_bytes:
+            self._least_wake_bytes = nbytes
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
 
     def count_read(self, count: int) -> None:
@@ -388,15 +401,14 @@ class Rail:
             self.acknowledge = True
         self.owner.flush()
 
-    async def _let_others_run(self) -> None:
+    async def _handle_remaining_frames(self) -> None:
         """Handle the remaining frames, and let other tasks run in between."""
-        while True:
+        await trio.lowlevel.checkpoint()
+        while self._handle_frames():
             await trio.lowlevel.checkpoint()
-            if not self._handle_frames():
-                return
 
     def _handle_frames(self) -> bool:
-        """Handle remaining frames; True if other tasks should run before the rest."""
+        """Handle remaining frames; return whether other tasks should run before the rest."""
         unfinished = self.reading.handle_frames()
         self.owner.flush()
         return unfinished
@@ -412,6 +424,7 @@ class Rail:
                     await self.read_until_dead()
                     nursery.cancel_scope.cancel()
         finally:
+            # after any other end this does nothing
             self.die("it was given up")
 
     async def read_until_dead(self) -> None:
@@ -419,12 +432,10 @@ class Rail:
         try:
             while await self.read_more():
                 pass
-            if self.reading.within_chunk:
-                raise EOFError
-        except (ProtocolError, EOFError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+        except (ProtocolError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._die_from_error(error)
         else:
-            self.die(_ENDED)
+            self.die("the connection ended within a frame" if self.reading.within_chunk else _ENDED)
 
     def _die_from_error(self, error: Exception) -> None:
         """Close the connection, because reading has failed with an error."""
@@ -434,25 +445,31 @@ class Rail:
                 advice = "; check the memory of this host" if is_local(self.socket) else "; check the network"
             self.die(f"a bad frame: {error}{advice}", evident=True)
         else:
-            self.die("the connection ended within a frame" if isinstance(error, EOFError) else describe_error(error))
+            self.die(describe_error(error))
 
     async def _write_until_dead(self) -> None:
         """Write due frames, and sleep while nothing is due; an error closes the rail."""
         try:
             while True:
-                await (self._sleep() if self.idle else self.write_more())
+                await (self._sleep.park() if self.idle else self.write_more())
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self.die(describe_error(error))
 
     def die(self, reason: str, *, evident: bool = False) -> None:
-        """Close the connection at once; other rails repeat frames that have not arrived. Twice is harmless."""
+        """Close the connection at once; other rails repeat frames that have not arrived. A second call does nothing.
+
+        Args:
+            reason: Why, for messages.
+            evident: Whether this side has seen the fault itself, see `LinkLostError`.
+        """
         if self.dead:
             return
         self.dead = self.reading.stopped = True
+        # a dead rail is never idle, so no caller writes on it
         self.idle, self._parts = False, ()
         self.cut()
         self._scope.cancel()
-        self.owner.rail_lost(self, reason, evident=evident)
+        self.owner.remove_lost_rail(self, reason, evident=evident)
 
     def cut(self) -> None:
         """Close the connection without waiting, and wake the tasks that wait for it."""
@@ -476,12 +493,12 @@ class StreamRail(Rail):
         assert connection.encrypted is not None, "a bare socket is faster as a SocketRail"
         self._stream = connection.encrypted
 
-    def put(self, head: bytes, payload: memoryview) -> None:
+    def write_eager(self, head: bytes, payload: memoryview) -> None:
         """Queue a small message for the writing task."""
-        self.owner.departures.add(b"".join((head, payload)))
+        self.owner.departures.queue_frame(b"".join((head, payload)))
         self.start_writing()
 
-    def push(self, send: Send) -> bool:
+    def write_pushed(self, send: Send) -> bool:
         """Return False: only the writing task writes."""
         return False
 
@@ -492,7 +509,7 @@ class StreamRail(Rail):
     def start_writing(self) -> None:
         """Let the writing task write due frames."""
         self.idle = False
-        self.wake_writer()
+        self._sleep.unpark()
 
     async def write_more(self) -> None:
         """Write due frames; without any, the rail is idle."""
@@ -506,7 +523,15 @@ class StreamRail(Rail):
         await trio.lowlevel.checkpoint()
 
     async def read_more(self) -> bool:
-        """Wait for bytes and handle their frames."""
+        """Wait for bytes and handle their frames; return False at the end of the connection.
+
+        Other tasks run before the return if so many frames had come that some are left for later.
+
+        Raises:
+            ProtocolError: If a frame is invalid or damaged.
+            OSError, trio.BrokenResourceError: If the connection is lost.
+            trio.ClosedResourceError: If it has been closed here.
+        """
         room = self.reading.room()
         data = await self._stream.receive_some(room.nbytes)
         room[: len(data)] = data
@@ -515,12 +540,12 @@ class StreamRail(Rail):
             unfinished = self.reading.handle_received(len(data))
             self.count_read(len(data))
             if unfinished:
-                await self._let_others_run()
+                await self._handle_remaining_frames()
         return bool(data)
 
 
 def describe_error(error: BaseException) -> str:
-    """Return a short text for an error of a connection; one text for the reader and the writer of a closed one."""
+    """Return a short text for an error of a connection, the same for the reader and the writer of a closed one."""
     cause = error.__cause__ or error
     if isinstance(cause, (BrokenPipeError, ConnectionResetError)):  # the reader sees the same end
         return _ENDED
@@ -529,6 +554,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def _drop_bytes(parts: Sequence[bytes | memoryview], count: int) -> Sequence[bytes | memoryview]:
+    """Return the parts of frames without their first `count` bytes."""
     rest: list[bytes | memoryview] = []
     for part in parts:
         if count < len(part):

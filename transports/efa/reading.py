@@ -30,29 +30,28 @@ _NO_CHUNK = (0, 0, _NOTHING, b"")
 _MISMATCH = "the bytes do not match their checksum"
 
 
-class Reading:
-    """The received bytes of one rail whose frames have not been handled.
+class ReadBuffer:
+    """Received bytes of one rail, until their frames have been handled.
 
     Args:
         engine: Matches the messages.
-        handle_frame: Handles a frame without payload, or with a text, which is the last of its fields.
-        staged: Whether chunks pass through a buffer of the rail.
+        handle_frame: Called with the kind and the fields of each frame that has no payload, or a text as payload; the
+            text is then the last field.
+        staged: Whether chunks are received in a buffer of the rail, and copied to their memory when complete.
 
     Attributes:
-        arrived: Number of complete frames.
+        arrived: Number of complete frames that have arrived.
         within_chunk: Whether a chunk has arrived in part.
-        behind: Whether complete frames wait; they must be handled before the next read.
-        stopped: No more frames are handled: the rail is dead, its count of frames has been reported, and other rails
-            repeat the rest.
+        behind: Whether complete frames may wait; `handle_frames` must handle them before the next read.
+        stopped: Whether frames are ignored, because the rail is dead: the other side has the number of frames that had
+            arrived, and sends all later ones again.
     """
-
-    within_chunk: bool
-    behind: bool
-    stopped: bool
 
     def __init__(self, engine: Engine, handle_frame: Callable[[int, list[Any]], None], *, staged: bool) -> None:
         self.arrived: int = 0
-        self.within_chunk = self.behind = self.stopped = False
+        self.within_chunk: bool = False
+        self.behind: bool = False
+        self.stopped: bool = False
         self._engine, self._handle_frame = engine, handle_frame
         self._staging = memoryview(bytearray(LOCAL_CHUNK_BYTES)) if staged else None
         self._buffer = bytearray(_READ_BYTES)
@@ -60,26 +59,32 @@ class Reading:
         self._head = self._view[:_HEAD_BYTES]
         self._start = self._end = 0  # marks around the received bytes that have not been handled
         self._expects_chunk = False  # whether another chunk is likely to follow
-        # an incomplete chunk: target memory, bytes so far, and its number, offset, memory and checksum
+        # an incomplete chunk: the memory into which it is read, the number of bytes there, and (number of its message,
+        # offset, memory of the message, checksum)
         self._target, self._done_bytes, self._chunk = _NOTHING, 0, _NO_CHUNK
 
     def room(self) -> memoryview:
-        """Return the memory for the next bytes: of the current chunk, or of the buffer for small frames."""
+        """Return the memory into which the next bytes must be read: of the current chunk, or for small frames."""
         if self.within_chunk:
             return self._target[self._done_bytes :]
         end = self._end
         if not end:
             return self._head if self._expects_chunk else self._view
+        # Where a chunk is likely, little is read with its header: bytes in this buffer must be copied once more. At
+        # least one byte of room is left.
         limit = end + (_HEAD_BYTES if self._expects_chunk else _READ_BYTES)
         return self._view[end : max(end + 1, min(limit, _READ_BYTES))]
 
     @property
-    def hint_bytes(self) -> int:
-        """Least number of bytes for which the reader should wake up; at least that many will arrive."""
+    def least_wake_bytes(self) -> int:
+        """Least number of available bytes for which the reading task should wake up.
+
+        At least that many will arrive, because they are the rest of the current chunk; between chunks it is 1.
+        """
         return min(self._target.nbytes - self._done_bytes, _WORTH_WAKING_BYTES) if self.within_chunk else 1
 
     def handle_received(self, count: int) -> bool:
-        """Handle complete frames after `count` bytes were read into the room.
+        """Handle complete frames after `count` bytes were read into the memory of `room`.
 
         Returns:
             Whether other tasks should run before `handle_frames` handles the rest.
@@ -91,12 +96,12 @@ class Reading:
             self._done_bytes += count
             if self._done_bytes == self._target.nbytes:
                 self._end_chunk()
-            return False  # the bytes behind the header of the chunk were part of it
+            return False  # `room` was memory of the chunk alone, so no other frame can have arrived
         self._end += count
         return self.handle_frames()
 
     def handle_frames(self) -> bool:
-        """Handle complete frames; result and errors as of `handle_received`."""
+        """Handle complete frames in the buffer; result and errors are as of `handle_received`."""
         budget, buffer = _FRAMES_AT_ONCE, self._buffer
         while budget and self._start < self._end and not self.stopped:
             frame = parse(buffer, self._start, self._end)
@@ -127,11 +132,18 @@ class Reading:
             start, end = self._start, self._end
             self._view[: end - start] = self._view[start:end]
             self._start, self._end = 0, end - start
+        # the budget is spent: more complete frames may wait
         self.behind = not budget
         return self.behind
 
     def _handle_eager(self, fields: list[int], payload: memoryview, expected: bytes) -> None:
-        """Check the bytes of a small message, and pass it on; `DamageError` if they are damaged."""
+        """Check the bytes of a small message, and pass it to the engine; raise `DamageError` if they are damaged.
+
+        Args:
+            fields: Number, source, destination, tag, and place of the signature.
+            payload: Bytes of the message.
+            expected: The checksum that the bytes must have.
+        """
         if is_damaged(payload, expected):
             raise DamageError(f"{format_message_name(*fields[1:4])} came damaged: {_MISMATCH}")
         if payload.nbytes > _HEAD_BYTES:
@@ -141,7 +153,17 @@ class Reading:
             self._engine.incoming.handle_eager(fields, payload)
 
     def _begin_chunk(self, kind: int, fields: list[int], nbytes: int, expected: bytes, ready: memoryview) -> None:
-        """Copy the already received bytes of a chunk to its memory; the others are read straight into it."""
+        """Copy the first bytes of a chunk, which arrived with its header, to the chunk's memory.
+
+        `room` then returns the rest of that memory, so that later bytes need no copy.
+
+        Args:
+            kind: Kind of the frame; a pushed chunk may announce its message.
+            fields: Fields of the frame; the first is the number of the message, the last one the offset of the chunk.
+            nbytes: Length of the chunk.
+            expected: The checksum that the bytes of the chunk must have.
+            ready: The bytes that arrived with the header.
+        """
         incoming, offset = self._engine.incoming, fields[-1]
         if kind == _PUSHED_CHUNK and self._engine.gone is None:
             memory = incoming.pushed_chunk_memory(nbytes, *fields)
@@ -156,7 +178,7 @@ class Reading:
             self._end_chunk()
 
     def _end_chunk(self) -> None:
-        """Check a complete chunk, copy it from the staging buffer if there is one, and count it."""
+        """Check a complete chunk, copy it from the staging buffer if there is one, and count it for its message."""
         if self.stopped:
             return
         (number, offset, memory, expected), target = self._chunk, self._target
@@ -176,5 +198,5 @@ class Reading:
 
 
 def format_message_name(src: int, dst: int, tag: int) -> str:
-    """Return the name of a message, for people."""
+    """Return the name of a message from `src` to `dst` with a tag, for people; it ends in a comma."""
     return f"the message from rank {src} to rank {dst}, tag {tag},"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 import socket
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -39,11 +42,11 @@ _NUMBERS = 2**32  # bound of the numbers of connections in frames
 
 
 class Detail(NamedTuple):
-    """Detail of the hellos of a replacement connection."""
+    """`Hello.detail` of a replacement connection, in both directions: "129 65 7" for the three fields."""
 
-    number: int  # Number of the connection, higher than all before in its slot
-    last: int  # The last rail of the slot on which the sender of the hello has received frames
-    frames: int  # Number of frames received on that rail
+    number: int  # Number of the new rail, higher than all before in its slot
+    last: int  # Number of the last rail of the slot on which the sender of the hello has received frames
+    frames: int  # Number of frames that it received on that rail
 
     def __str__(self) -> str:
         """Format the detail for a hello."""
@@ -52,32 +55,42 @@ class Detail(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Detail | None:
         """Parse the detail of a hello; None if it is malformed."""
-        words = text.split(" ")
-        if len(words) != len(cls._fields) or not all(word.isascii() and word.isdecimal() for word in words):
+        match = _DETAIL.fullmatch(text)
+        if match is None or len(text) > _DETAIL_LIMIT:
             return None
-        detail = cls(*map(int, words)) if len(text) <= _DETAIL_LIMIT else None
-        return detail if detail is not None and detail.number < _NUMBERS else None
+        detail = cls(*map(int, match.groups()))
+        return detail if detail.number < _NUMBERS else None
 
 
+_DETAIL = re.compile("([0-9]+) ([0-9]+) ([0-9]+)")
 _DETAIL_LIMIT = 2 * 10 + 20 + 2  # two numbers of 32 bits, one of 64
 
 
+@dataclass(slots=True)
+class _SlotTimes:
+    """Times of one slot of a link, on Trio's clock."""
+
+    lost_s: float = 0.0  # Time at which the last rail was lost
+    returned_s: float = -math.inf  # Time at which the last replacement was made
+    pause_s: float = 0.0  # Duration of the pause before the next dial
+
+
 class Reconnection:
-    """Replaces the dead rails of a process.
+    """Replaces dead rails between this process and others.
 
-    A replacement has a number of its own, so that frames about the two rails cannot be confused. In its handshake both
-    sides report how many frames they have received on the rail before, and send the missing ones again, unless other
-    rails have done so.
+    A replacement has a rail number of its own, so that frames about the two rails cannot be confused. In its handshake
+    each side reports how many frames it has received on the dead rail, and the other side sends the missing ones again,
+    unless it has done so over other rails.
 
-    Without any rail the process is lost after `unreachable_s` if it cannot be reached, and after 300 s if its host
-    answers, even with a refusal. The side that dials decides that, because it sees the answers.
+    A process without any rail is given up after `unreachable_s` if it cannot be reached, and after 300 s if its host
+    answers, even with a refusal. Only the side that dials decides that, because it sees the answers.
 
     Args:
         joining: Makes connections.
-        links: The links to the other processes.
-        make: Makes a rail of a link, a number and a connection.
+        links: The link to each other process, by its index.
+        make: Returns a rail, from its link, its number and its connection.
         report: Prints a line about replaced rails, and about long waits.
-        unreachable_s: Longest time for which a process may be unreachable.
+        unreachable_s: Seconds after which an unreachable process is given up.
     """
 
     def __init__(
@@ -91,10 +104,8 @@ class Reconnection:
     ) -> None:
         self._joining, self._links, self._make, self._report = joining, links, make, report
         self._unreachable_s = unreachable_s
-        self._unanswered_s: dict[int, float] = {}  # by member without a rail: time without an answer
-        self._lost_s: dict[tuple[int, int], float] = {}  # by member and slot of the rail
-        self._returned_s: dict[tuple[int, int], float] = {}
-        self._pauses_s: dict[tuple[int, int], float] = {}
+        self._unanswered_s: dict[int, float] = {}  # for each process without a rail: seconds since its last answer
+        self._times: defaultdict[tuple[int, int], _SlotTimes] = defaultdict(_SlotTimes)  # by member and slot
         self._expected: set[tuple[int, int]] = set()  # (member, slot) of rails that the other processes dial
         self._is_expecting = trio.Event()
         self._listening_scope = trio.CancelScope()
@@ -115,11 +126,18 @@ class Reconnection:
                 link.on_loss = lambda slot: None  # no replacement is made any more
 
     def _replace_rail(self, link: EfaLink, slot: int) -> None:
-        """Begin the replacement of a dead rail: dial the other process, or expect its call if this side listens."""
-        key, now_s = (link.member, slot), trio.current_time()
-        steady = now_s - self._returned_s.get(key, -math.inf) > _STEADY_S
-        self._pauses_s[key] = _FIRST_PAUSE_S if steady else min(2 * self._pauses_s[key], _LONGEST_PAUSE_S)
-        self._lost_s[key] = now_s
+        """Begin the replacement of a dead rail: dial the other process if its index is higher, otherwise listen for it.
+
+        Args:
+            link: The link of the rail.
+            slot: The slot of the rail.
+        """
+        key = link.member, slot
+        times = self._times[key]
+        times.lost_s = trio.current_time()
+        # A replacement that lasted begins with short pauses again; one that died soon continues with longer ones.
+        was_steady = times.lost_s - times.returned_s > _STEADY_S
+        times.pause_s = _FIRST_PAUSE_S if was_steady else min(2 * times.pause_s, _LONGEST_PAUSE_S)
         if not link.rails and link.member not in self._unanswered_s:
             self._nursery.start_soon(self._wait_for_rail, link)
         if link.member > self._joining.member:
@@ -129,9 +147,10 @@ class Reconnection:
             self._is_expecting.set()
 
     async def _wait_for_rail(self, link: EfaLink) -> None:
-        """Wait until a process without rails has one; report a long wait, and give up the process in time.
+        """Wait until a process without rails has one again; report a long wait, and give up the process at its limit.
 
-        Pauses are counted, not seconds: an event loop that was blocked has not dialled, so its time proves nothing.
+        The time is measured by the number of sleeps: while the event loop was blocked, nothing was dialled, so that
+        time does not count.
         """
         waited_s, dials = 0.0, link.member > self._joining.member
         self._unanswered_s[link.member] = 0.0
@@ -143,11 +162,11 @@ class Reconnection:
                 doing = "is dialled again" if dials else "is expected to dial again"
                 self._report(f"no connection to {link.name} is left ({link.last_loss}); it {doing}")
             if dials and not link.rails:
-                self._check_absence(link, waited_s)
+                self._give_up_if_absent(link, waited_s)
         del self._unanswered_s[link.member]
 
-    def _check_absence(self, link: EfaLink, waited_s: float) -> None:
-        """Give up a process that has been unreachable, or without a connection, for too long."""
+    def _give_up_if_absent(self, link: EfaLink, waited_s: float) -> None:
+        """Give up a process that has been unreachable for `unreachable_s`, or without a rail for 300 s."""
         if self._unanswered_s[link.member] >= self._unreachable_s:
             link.lose(f"{link.last_loss}, and since then it could not be reached for {self._unreachable_s:g} s")
         elif waited_s >= _ANSWERING_S:
@@ -155,36 +174,44 @@ class Reconnection:
 
     def _add_replacement(self, link: EfaLink, number: int, connection: ProvedSocket) -> None:
         """Add a replacement connection to its link, run it, and report that the rail is back."""
-        key = link.member, number % RAILS_LIMIT
         rail = self._make(link, number, connection)
-        link.add(rail)
+        times = self._times[link.member, rail.slot]
+        link.add_rail(rail)
         self._nursery.start_soon(rail.run)
-        self._returned_s[key] = trio.current_time()
-        line = f"{link.rail_name(number)} is back after {self._returned_s[key] - self._lost_s[key]:.1f} s"
+        times.returned_s = trio.current_time()
+        line = f"{link.rail_name(number)} is back after {times.returned_s - times.lost_s:.1f} s"
         link.note(line)
         self._report(line)
 
     # -- the side that dials ------------------------------------------------------------------------------------------
 
     async def _dial_until_back(self, link: EfaLink, slot: int) -> None:
-        """Dial a slot with growing pauses, until its rail is replaced or the process is lost."""
-        key = link.member, slot
+        """Dial the other process with growing pauses, until a slot has a rail again or the process is lost."""
+        times = self._times[link.member, slot]
         while True:
-            await trio.sleep(self._pauses_s[key] if link.rails else min(self._pauses_s[key], _LONGEST_WAITED_S))
+            await trio.sleep(times.pause_s if link.rails else min(times.pause_s, _LONGEST_WAITED_S))
             if link.engine.gone is not None:
                 return
             detail = Detail(link.next_number(slot), *link.last_arrival(slot))
             connection = await self._dial_once(link, slot, detail)
             if connection is not None:
+                # In the handshake each side got the other's count of frames. `_repeat_missing` queues the missing
+                # frames, and returns False if the count was wrong, which ends the link.
                 if link.engine.gone is None and self._repeat_missing(link, Detail.parse(connection.detail)):
                     self._add_replacement(link, detail.number, connection)
                 else:
                     discard(connection)
                 return
-            self._pauses_s[key] = min(2 * self._pauses_s[key], _LONGEST_PAUSE_S)
+            times.pause_s = min(2 * times.pause_s, _LONGEST_PAUSE_S)
 
     async def _dial_once(self, link: EfaLink, slot: int, detail: Detail) -> ProvedSocket | None:
-        """Dial once; None after a failure. Any answer of the host resets the time without an answer."""
+        """Dial the other process once; None after a failure. Any answer of its host resets the time without an answer.
+
+        Args:
+            link: The link to the other process.
+            slot: Slot of the rail.
+            detail: Number of the new rail, and the count of frames that have arrived here.
+        """
         answered = False
         with trio.move_on_after(_ATTEMPT_S):
             try:
@@ -198,7 +225,12 @@ class Reconnection:
         return None
 
     def _repeat_missing(self, link: EfaLink, their_detail: Detail | None) -> bool:
-        """Repeat the frames that the other side did not receive on earlier rails; False if the process is lost."""
+        """Queue the frames again that the other side did not receive on dead rails; return False if the link has ended.
+
+        Args:
+            link: The link to the other process.
+            their_detail: Detail of the other side's hello; None: it was malformed, which ends the link.
+        """
         try:
             if their_detail is None:
                 raise FrameError("the answer to a replacement connection does not name the rail before")
@@ -210,6 +242,7 @@ class Reconnection:
     # -- the side that listens ----------------------------------------------------------------------------------------
 
     async def _listen_while_expected(self) -> None:
+        """Listen, as a task, whenever other processes are expected to dial lost rails, and add their connections."""
         while True:
             await self._is_expecting.wait()
             self._is_expecting = trio.Event()
@@ -232,11 +265,12 @@ class Reconnection:
                     listener.close()
 
     async def _welcome_replacement(self, connection: socket.socket) -> None:
-        """Shake hands with a process that dials again, and add the connection; strangers are refused."""
+        """Shake hands on a connection, and add it to its link; a connection that is not expected is closed."""
         admitted: list[tuple[EfaLink, int]] = []
         welcomed = await self._joining.meeting.welcome(connection, partial(self._admit_replacement, admitted))
         if welcomed is None:
             return
+        # `_admit_replacement` adds the only entry before the handshake ends
         link, number = admitted[0]
         if link.engine.gone is not None or not link.is_rail_lost(number % RAILS_LIMIT):
             discard(welcomed)
@@ -247,19 +281,22 @@ class Reconnection:
             self._listening_scope.cancel()
 
     def _admit_replacement(self, admitted: list[tuple[EfaLink, int]], hello: Hello) -> Hello | str:
-        """Return the answer to a hello, with this side's count of frames, or the reason of the refusal."""
-        link, their_detail = self._links.get(hello.member), Detail.parse(hello.detail)
-        reason = self._joining.meeting.stranger_refusal(hello)
-        if reason:
+        """Return the answer to a hello, with this side's count of frames, or why it is refused, as text.
+
+        Before the answer, the frames that the other side has not received are queued again.
+
+        Args:
+            admitted: List to which the link and the number of the new rail are added.
+            hello: Hello of the other process.
+        """
+        meeting, link, theirs = self._joining.meeting, self._links.get(hello.member), Detail.parse(hello.detail)
+        if reason := meeting.stranger_refusal(hello):
             return reason
-        if link is None or their_detail is None or hello.member > self._joining.member:
-            return self._joining.meeting.unexpected_refusal(hello)
-        reason = link.refusal_reason(their_detail.number)
-        if not reason and not self._repeat_missing(link, their_detail):
-            reason = link.engine.gone or ""
-        if reason:
+        if link is None or theirs is None or hello.member > self._joining.member:
+            return meeting.unexpected_refusal(hello)
+        if reason := link.refusal_reason(theirs.number):
             return reason
-        admitted.append((link, their_detail.number))
-        return self._joining.meeting.hello(
-            str(Detail(their_detail.number, *link.last_arrival(their_detail.number % RAILS_LIMIT)))
-        )
+        if not self._repeat_missing(link, theirs):
+            return str(link.engine.gone)
+        admitted.append((link, theirs.number))
+        return meeting.hello(str(Detail(theirs.number, *link.last_arrival(theirs.number % RAILS_LIMIT))))

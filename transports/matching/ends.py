@@ -15,6 +15,7 @@ from transports.failures import (
     SignatureMismatchError,
     TransportClosedError,
     TransportError,
+    lane_fields,
 )
 from transports.request import Request
 from transports.signature import PlainSignature, Signature
@@ -25,57 +26,51 @@ _T = TypeVar("_T")
 
 
 class MessageEnd(Request):
-    """The common part of sends and receives; `done` is called once at the end.
+    """The common part of sends and receives: one end of a message.
 
-    The shell around the engine sets `done`, and how an end is withdrawn.
+    The wire that makes an end sets its `done` and `_withdraw`, see `Request`.
 
     Attributes:
         lane: (src, dst, tag): messages of one lane are received in the order in which they were sent.
-        view: The caller's bytes; None after the end, when the caller may resize its buffer.
-        signature: Signature of the caller's call; None: open.
-        memory: Gets the memory of a loan back.
+        signature: What the caller sends or expects; None: anything.
+        memory: Pool to which the release of a delivery returns the memory.
     """
 
     lane: Lane
     signature: Signature | None
-    view: memoryview | None = None
     memory: BounceBuffers
     done: Callable[[Any], None] | None = None
     _withdraw: Callable[[Any], None] | None = None
 
-    def end(self, error: Exception | None = None, *, withdrawn: bool = False) -> None:
-        """Release the bytes, and wake the waiting caller."""
-        self.view = None
-        super().end(error, withdrawn=withdrawn)
-
     def lose(self, reason: str) -> None:
         """Fail with `LinkLostError`, because the other process is lost."""
-        src, dst, tag = self.lane
-        self.end(LinkLostError(reason, src=src, dst=dst, tag=tag))
+        self.end(LinkLostError(reason, **lane_fields(self.lane)))
 
     def close(self) -> None:
         """Fail with `TransportClosedError`, because this side has closed."""
-        src, dst, tag = self.lane
-        self.end(TransportClosedError("the transport has been closed", src=src, dst=dst, tag=tag))
+        self.end(TransportClosedError("the transport has been closed", **lane_fields(self.lane)))
 
     def refused_error(self) -> TransportError:
         """Return the error of a message whose receiver has no memory for it."""
-        src, dst, tag = self.lane
-        return TransportError("the receiver has refused the message", src=src, dst=dst, tag=tag)
+        return TransportError("the receiver has refused the message", **lane_fields(self.lane))
 
     def mismatch(self, theirs: PlainSignature, *, sent_bytes: int, expected_bytes: int) -> TransportError | None:
-        """Return the error of two ends with different signatures or lengths; None if they agree.
+        """Compare this end with the other end of the message; return the error of a difference, or None.
 
-        After an error, `theirs` has the other end's signature.
+        After a difference, `self.theirs` is the other end's signature.
+
+        Args:
+            theirs: Signature of the other end.
+            sent_bytes: Length that the sender names.
+            expected_bytes: Length that the receiver names.
         """
-        src, dst, tag = self.lane
         if self.signature is not None and not self.signature.agrees(theirs.fingerprint):
             self.theirs = theirs
-            return SignatureMismatchError(theirs, src=src, dst=dst, tag=tag)
+            return SignatureMismatchError(theirs, **lane_fields(self.lane))
         if sent_bytes == expected_bytes:
             return None
         self.theirs = theirs
-        return LengthMismatchError(sent_bytes=sent_bytes, expected_bytes=expected_bytes, src=src, dst=dst, tag=tag)
+        return LengthMismatchError(sent_bytes=sent_bytes, expected_bytes=expected_bytes, **lane_fields(self.lane))
 
     def delivery(self) -> Delivery:
         """Return the received message on loan; the release gives the memory back."""
@@ -89,30 +84,32 @@ class MessageEnd(Request):
 class Progress(Enum):
     """The progress of a send."""
 
-    WAITING = auto()  #: to be announced
+    WAITING = auto()  #: not announced yet
     OFFERED = auto()  #: announced, not accepted yet
-    FLOWING = auto()  #: accepted; from here on it finishes, whatever is cancelled
+    FLOWING = auto()  #: accepted, or pushed without being asked: its chunks leave, and it cannot be cancelled
     ENDED = auto()
 
 
-WAITING, OFFERED, FLOWING, ENDED = Progress  # asking the enumeration takes 0.2 us, for each message
+WAITING, OFFERED, FLOWING, ENDED = Progress  # `Progress.WAITING` takes 0.2 us to look up, for each message
 
 
 class Send(MessageEnd):
     """A message that leaves. When an offer is cancelled, the receiver decides whether that was in time.
 
     Args:
-        lane: Messages of the same sender and receiver.
+        lane: (src, dst, tag) of the message.
         view: The payload.
+        priority: Lower is more urgent; any integer.
+        signature: What the message is; None: anything.
 
     Attributes:
-        priority: The caller's priority; any integer.
-        progress: From its announcement to its end.
-        number: Number of its announcement.
-        pushed: Whether its chunks leave unasked.
-        next_offset: Bytes before it have been passed to the wire.
+        priority: The priority of the arguments.
+        progress: How far the send has come.
+        number: Number of the announcement; -1 before it.
+        pushed: Whether the chunks leave before the receiver asks for them.
+        next_offset: Number of bytes that have been passed to the wire, from the start of the message.
         cancelled: The caller has cancelled an offer, and waits for the receiver's answer.
-        place: Place of its signature in the table of the other process.
+        place: Index of the signature in the table of signatures that the other process keeps; 0: no signature.
     """
 
     progress: Progress = WAITING
@@ -126,7 +123,12 @@ class Send(MessageEnd):
         self.lane, self.view, self.nbytes, self.priority, self.signature = lane, view, view.nbytes, priority, signature
 
     def end(self, error: Exception | None = None, *, withdrawn: bool = False) -> None:
-        """Release the bytes, and wake the waiting caller."""
+        """End the send, see `Request.end`.
+
+        Args:
+            error: Why the send has failed; None: the message was moved, or was withdrawn.
+            withdrawn: Whether the send was cancelled before it met its receive.
+        """
         self.progress = ENDED
         super().end(error, withdrawn=withdrawn)
 
@@ -142,26 +144,24 @@ class Receive(MessageEnd):
     """A message that a caller waits for.
 
     Args:
-        lane: Messages of the same sender and receiver.
-        view: Where the payload goes; None: it gets its memory at the match.
-        nbytes: Expected length.
-        signature: Expected call; None: any.
+        lane: (src, dst, tag) of the message.
+        view: The caller's buffer for the payload; None: memory is taken from a pool when a message matches.
+        nbytes: Expected length; `OPEN`: any.
+        signature: What the message must be; None: anything.
 
     Attributes:
-        wants_loan: The caller has no buffer, and gets the memory of the message on loan.
-        loan: That memory, at the end.
-        matched: Its message has been announced; from here on it finishes, whatever is cancelled.
-        missing_bytes: Bytes that have not arrived yet.
+        wants_loan: Whether the caller has passed no buffer, and gets the memory of the message on loan.
+        loan: The memory of such a message, set at the end.
+        missing_bytes: Number of bytes that have not arrived yet.
         consume: Called with the offset and the bytes of each chunk of a loaned message as it arrives; the bytes are
-            valid until it returns. Only where chunks arrive in order, see `Limits.ordered`.
-        rolling: All chunks arrive in the same memory, one after the other.
-        detour: Memory of bytes that arrived before the receive; copied at the end.
+            valid until it returns. Called only if chunks arrive in order, see `Limits.ordered`.
+        rolling: Whether all chunks are read into the same memory one after the other, because `consume` reads each.
+        detour: Pool memory of a message that began to arrive before the receive; it is copied to `view` at the end.
         allocate: Returns memory for a message of any length, see `Wire.begin_recv`.
         seen: Offsets of the chunks that have arrived.
     """
 
     missing_bytes: int
-    matched: bool = False
     detour: memoryview | None = None
     consume: Callable[[int, memoryview], None] | None = None
     allocate: Callable[[Any], Buffer] | None = None
@@ -174,9 +174,18 @@ class Receive(MessageEnd):
         self.seen: set[int] = set()
 
     def refusal(self, sent_bytes: int, theirs: PlainSignature) -> Exception | None:
-        """Return the error of a message that this receive does not take; None if it does, with memory for it."""
+        """Return why this receive refuses a message, as an error; None if it takes the message.
+
+        A receive of any length gets the length and the signature of the message here, and its memory from `allocate`;
+        an error of `allocate` is returned.
+
+        Args:
+            sent_bytes: Length of the message.
+            theirs: Signature of the sender.
+        """
         if self.nbytes == sent_bytes and (self.signature is None or self.signature.agrees(theirs.fingerprint)):
             return None
+        # a receive of any length differs by its signature alone
         expected_bytes = sent_bytes if self.nbytes == OPEN else self.nbytes
         error = self.mismatch(theirs, sent_bytes=sent_bytes, expected_bytes=expected_bytes)
         if error is not None or self.nbytes != OPEN:
@@ -192,7 +201,7 @@ class Receive(MessageEnd):
         return None
 
     def finish_with_payload(self, payload: memoryview) -> None:
-        """End with the bytes of a message, copied unless they are immutable."""
+        """End with the whole payload: copied to the caller's buffer, or on loan. A loan of `bytes` is not copied."""
         if self.view is None:
             self.loan = payload if type(payload.obj) is bytes else memoryview(bytes(payload))
         else:
@@ -201,13 +210,17 @@ class Receive(MessageEnd):
         self.end()
 
     def consume_early_chunks(self, chunk_bytes: int) -> None:
-        """Call `consume` for the chunks that arrived before the receive."""
+        """Call `consume` for the chunks of `chunk_bytes` each that arrived before the receive."""
         if self.consume is not None and self.view is not None:
             for offset in sorted(self.seen):
                 self.consume(offset, self.view[offset : min(offset + chunk_bytes, self.nbytes)])
 
     def finish_chunks(self, memory: BounceBuffers) -> None:
-        """End with all chunks arrived; bytes from before the receive are copied, and their memory released."""
+        """End, because all chunks have arrived. If they arrived in `detour`, copy them to the caller's buffer.
+
+        Args:
+            memory: Pool to which `detour` returns.
+        """
         if self.detour is not None:
             assert self.view is not None, "a receive without a buffer has no detour"
             self.view[:] = self.detour[: self.nbytes]
@@ -216,7 +229,11 @@ class Receive(MessageEnd):
         self.finish(self.view if self.wants_loan else None)
 
     def finish(self, loan: memoryview | None) -> None:
-        """End with the message in the caller's buffer, or on loan."""
+        """End without an error.
+
+        Args:
+            loan: Memory of a message on loan; None: the message is in the caller's buffer.
+        """
         self.matched = True
         self.loan = loan
         self.end()

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from transports.buffers import BounceBuffers
-from transports.failures import LinkLostError
+from transports.failures import LinkLostError, lane_fields
 from transports.matching.ends import Lane, Receive, Send
 from transports.matching.incoming import Incoming
 from transports.matching.outgoing import Outgoing
@@ -25,8 +25,8 @@ class Engine:
 
     Attributes:
         outgoing: Messages that leave.
-        incoming: Messages that come.
-        gone: Why the other process can be reached no more; None while it can.
+        incoming: Messages that arrive, and receives.
+        gone: Why no message can pass any more: the other process is lost or has left. None while messages can pass.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Engine:
         self.outgoing: Outgoing = Outgoing(limits)
         self.incoming: Incoming = Incoming(srcs, dsts, limits, memory, self.outgoing.answer)
         self.gone: str | None = None
-        self._evident = False
+        self._evident = False  # whether this side saw the fault itself, see `LinkLostError.evident`
         self._handlers: dict[int, Callable[..., None]] = {
             MessageKind.OFFER: self.incoming.handle_offer,
             MessageKind.PUSH: self.incoming.handle_push,
@@ -62,27 +62,29 @@ class Engine:
         if receive.lane in incoming.arrived:
             incoming.match_arrived(receive)
             return True
-        if (error := self.loss_error(receive.lane)) is not None:
+        if (error := self.peer_gone_error(receive.lane)) is not None:
             raise error
         incoming.posted.setdefault(receive.lane, deque()).append(receive)
         return False
 
     def withdraw(self, end: Send | Receive) -> bool:
-        """Cancel a call; False if it ends later, with `withdrawn` set if the cancellation was in time."""
+        """Cancel a send or receive; return whether it has ended as withdrawn.
+
+        False: it ends later, as withdrawn only if the other side has not accepted it before.
+        """
         return self.outgoing.withdraw(end) if isinstance(end, Send) else self.incoming.withdraw_receive(end)
 
-    def loss_error(self, lane: Lane) -> LinkLostError | None:
-        """Return the error of a new message if the other process is lost or has left."""
+    def peer_gone_error(self, lane: Lane) -> LinkLostError | None:
+        """Return the error of a new message with the other process if that is lost or has left; else None."""
         if self.gone is None:
             return None
-        src, dst, tag = lane
-        error = LinkLostError(self.gone, src=src, dst=dst, tag=tag)
+        error = LinkLostError(self.gone, **lane_fields(lane))
         error.evident = self._evident
         return error
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing is due, and every matched message is finished."""
+        """Whether no message is due to leave, and every matched message has finished."""
         return not (self.outgoing.due or self.outgoing.sends or self.incoming.filling)
 
     # -- messages of the other process --------------------------------------------------------------------------------
@@ -90,7 +92,9 @@ class Engine:
     def handle(self, kind: int, fields: Iterable[object]) -> None:
         """Handle a message that is neither `EAGER` nor a chunk.
 
-        A payload, unless it is empty, is the last of its fields, as bytes.
+        Args:
+            kind: A `MessageKind`.
+            fields: The fields of this kind; a payload that is not empty follows them, as bytes.
 
         Raises:
             ProtocolError: The message is invalid in this state.
@@ -101,7 +105,7 @@ class Engine:
         handler(*fields)
 
     def _handle_abandon(self, number: int) -> None:
-        """Drop an offer whose sender has closed, and fail the receive that accepted it."""
+        """Drop an offer whose sender has closed; fail the receive if one has accepted the offer."""
         if not self.incoming.drop_offer(number) and (receive := self.incoming.filling.pop(number, None)) is not None:
             receive.lose(f"{self.name} has left")
 
@@ -109,7 +113,7 @@ class Engine:
 
     def close(self) -> None:
         """Fail every unmatched call, because this side closes. Matched messages continue."""
-        for end in (*self.outgoing.give_up_waiting(), *self.incoming.give_up_waiting()):
+        for end in (*self.outgoing.remove_unmatched(), *self.incoming.remove_unmatched()):
             end.close()
         self.incoming.wake_watchers()
 
@@ -121,6 +125,7 @@ class Engine:
             evident: This side has seen the fault itself, see `LinkLostError`.
             keep_arrived: Arrived messages can still be received.
         """
+        # the first reason counts
         if self.gone is None:
             self.gone, self._evident = reason, evident
         sends = self.outgoing.clear()

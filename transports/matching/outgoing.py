@@ -34,9 +34,12 @@ class Chunk(NamedTuple):
 class Outgoing:
     """Queues of everything that this process has to send to another one.
 
+    Args:
+        limits: The limits that both sides have agreed on.
+
     Attributes:
-        sends: Messages that were offered and have not ended, by number.
-        queues: Messages that could leave now; nothing is due while all queues are empty.
+        sends: Messages that were offered or pushed, and have not ended, by number.
+        queues: The queues of answers, of announcements and of chunks; nothing is due while all are empty.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -47,11 +50,13 @@ class Outgoing:
         self._in_lane: dict[Lane, tuple[int, int]] = {}  # number of messages to announce, and the urgency of the last
         self._flowing: list[tuple[int, int, Send]] = []  # heap of (priority, number, send)
         self.queues: tuple[Sized, ...] = (self._answers, self._announcing, self._flowing)
-        self._serial = count()
-        self._next_number = 0
-        self._places: dict[Signature | None, int] = {None: 0}  # signatures that the other process has, and their places
+        self._serial = count()  # order of calls: breaks ties of urgency in `_announcing`
+        self._numbers = count()  # numbers of announcements and signatures, in the order in which they leave
+        # the signatures that the other process keeps, and the index of each in its table
+        self._places: dict[Signature | None, int] = {None: 0}
         self._given_up: set[int] = set()  # offers that this side has abandoned
-        self._credit_bytes = limits.budget_bytes
+        self._credit_bytes = limits.budget_bytes  # bytes that may still leave before the other side asks for them
+        # longest message that can leave as a single chunk, which announces it
         self._whole_bytes = min(limits.push_bytes, limits.chunk_bytes) if limits.ordered else 0
 
     # -- calls of this process ----------------------------------------------------------------------------------------
@@ -63,11 +68,17 @@ class Outgoing:
         yield from (send for send in self.sends.values() if send.progress is OFFERED)
 
     def reserve_eager(self, view: memoryview, signature: Signature | None = None) -> tuple[int, int] | None:
-        """Take number and credit for a small message that leaves at once, and return them with its signature's place.
+        """Reserve a number and credit for a small message that leaves at once.
 
-        None if it must queue.
+        The caller transmits it, as an `EAGER` message, before anything else.
 
-        The caller transmits it, as an EAGER message, before anything else.
+        Args:
+            view: Bytes of the message.
+            signature: What the message is; None: anything.
+
+        Returns:
+            The number of the message, and the index of the signature in the table of the other process. None, with
+            nothing reserved, if the message must queue.
         """
         nbytes = view.nbytes + self._limits.overhead_bytes
         if view.nbytes > self._limits.eager_bytes or self._announcing or self._credit_bytes < nbytes:
@@ -76,41 +87,42 @@ class Outgoing:
         if place is None:
             return None
         self._credit_bytes -= nbytes
-        number = self._next_number
-        self._next_number += 1
-        return number, place
+        return next(self._numbers), place
 
-    def reserve_push(self, send: Send) -> bool:
-        """Reserve number and credit of a message that leaves at once as one chunk; False if it must queue.
+    def reserve_immediate_send(self, send: Send) -> bool:
+        """Reserve a number and credit for a longer message that leaves at once as one chunk; False if it must queue.
 
-        The caller transmits it as its only chunk, which announces it; nothing else is due.
+        The caller has made sure that nothing else is due, and transmits the chunk, which announces the message as well.
         """
         nbytes = send.nbytes
         cost_bytes = nbytes + self._limits.overhead_bytes
         place = self._places.get(send.signature)
-        if (
-            not self._limits.eager_bytes < nbytes <= self._whole_bytes
-            or self._credit_bytes < cost_bytes
-            or place is None
-        ):
+        fits = self._limits.eager_bytes < nbytes <= self._whole_bytes and self._credit_bytes >= cost_bytes
+        if not fits or place is None:
             return False
         send.place = place
         self._credit_bytes -= cost_bytes
-        send.number = self._next_number
-        self._next_number += 1
+        send.number = next(self._numbers)
         self.sends[send.number] = send
         send.progress, send.next_offset, send.pushed = FLOWING, nbytes, True
         return True
 
     def announce(self, send: Send) -> None:
-        """Queue a message behind all queued ones of its lane, even less urgent ones."""
+        """Queue a message; `next_message` announces it later.
+
+        It stays behind all queued messages of its lane: if one of them is less urgent, the message gets that urgency.
+        """
         queued, urgency = self._in_lane.get(send.lane, (0, send.priority))
+        # a higher number is less urgent
         urgency = max(urgency, send.priority)
         self._in_lane[send.lane] = (queued + 1, urgency)
         heappush(self._announcing, (urgency, next(self._serial), send))
 
     def withdraw(self, send: Send) -> bool:
-        """Cancel a message; False if the receiver has accepted it, or has to answer first."""
+        """Cancel a message; return whether it has ended.
+
+        False if the receiver has accepted it. False, too, if it was offered: then the receiver is asked to drop it.
+        """
         if send.progress is WAITING:
             send.end(withdrawn=True)
             return True
@@ -120,7 +132,13 @@ class Outgoing:
         return False
 
     def answer(self, kind: MessageKind, *fields: int, text: bytes | None = None) -> None:
-        """Queue a message, with a text as its payload, before all others."""
+        """Queue a message of the protocol, which leaves before announcements and chunks.
+
+        Args:
+            kind: Kind of the message.
+            fields: The fields of this kind, see `MessageKind`.
+            text: The payload; None: the message has none.
+        """
         self._answers.append((kind, fields, None if text is None else memoryview(text)))
 
     # -- transmission -------------------------------------------------------------------------------------------------
@@ -132,13 +150,13 @@ class Outgoing:
 
     @property
     def due_bytes(self) -> int:
-        """Bytes of accepted messages that have not left. Cost: O(messages)."""
+        """Bytes of accepted or pushed messages that have not left. Cost: O(messages)."""
         return sum(max(0, send.nbytes - send.next_offset) for *_, send in self._flowing if send.progress is FLOWING)
 
     def next_message(self) -> Message | None:
-        """Return the next message, if anything but chunks is due.
+        """Return the next message to transmit: an answer, a signature or an announcement; None if none is due.
 
-        A payload is a copy, because its sender may overwrite its buffer at once.
+        The payload is a copy, because the sender of a small message may overwrite its buffer from now on.
         """
         if self._answers:
             return self._answers.popleft()
@@ -147,6 +165,7 @@ class Outgoing:
             if send.progress is WAITING:
                 place = self._places.get(send.signature)
                 if place is None:
+                    # the send stays in the queue, and is announced by the next call
                     return self._make_signature(send.signature)
                 send.place = place
             heappop(self._announcing)
@@ -158,19 +177,16 @@ class Outgoing:
         return None
 
     def _make_signature(self, signature: Signature | None) -> Message:
-        """Return the message that sends a signature, with its place in the table; a full table starts again from 1."""
+        """Return the message that adds a signature to the other process's table; a full table starts again from 1."""
         assert signature is not None, "no signature has a place from the beginning"
         if len(self._places) >= PLACES:
             self._places = {None: 0}
         place = self._places[signature] = len(self._places)
-        number = self._next_number
-        self._next_number += 1
-        return MessageKind.SIGNATURE, (number, place, signature.fingerprint), memoryview(signature.text)
+        return MessageKind.SIGNATURE, (next(self._numbers), place, signature.fingerprint), memoryview(signature.text)
 
     def _make_announcement(self, send: Send) -> Message:
         """Return the announcement of a message: whole if it is small, pushed within the credit, otherwise offered."""
-        number, nbytes = self._next_number, send.nbytes
-        self._next_number += 1
+        number, nbytes = next(self._numbers), send.nbytes
         cost_bytes = nbytes + self._limits.overhead_bytes
         # Small: the bytes leave with the announcement, and the send ends.
         if nbytes <= self._limits.eager_bytes and self._credit_bytes >= cost_bytes:
@@ -191,7 +207,8 @@ class Outgoing:
         return MessageKind.OFFER, (number, *send.lane, nbytes, send.place), None
 
     def next_chunk(self) -> Chunk | None:
-        """Return the next piece of the most urgent message that has been accepted."""
+        """Return the next chunk of the most urgent message whose chunks may leave; None if there is none."""
+        # a send that has ended stays in the heap until it comes first
         while self._flowing:
             send = self._flowing[0][2]
             if send.progress is FLOWING:
@@ -201,12 +218,12 @@ class Outgoing:
             return None
         offset = send.next_offset
         send.next_offset += self._limits.chunk_bytes
-        if send.next_offset >= send.nbytes:
+        if send.next_offset >= send.nbytes:  # beyond the end, behind a shorter last piece
             heappop(self._flowing)
         return Chunk(send, offset, min(self._limits.chunk_bytes, send.nbytes - offset))
 
     def end_departed(self, send: Send) -> None:
-        """End a send that has left completely, where the receiver does not confirm it."""
+        """End a send that has left completely and that the receiver does not confirm."""
         if self.sends.pop(send.number, None) is not None:
             send.end()
 
@@ -227,7 +244,14 @@ class Outgoing:
         heappush(self._flowing, (send.priority, send.number, send))
 
     def handle_refuse(self, number: int, expected_bytes: int, fingerprint: int, text: bytes = b"") -> None:
-        """Fail a send, because the receiver expects another length or call, or has no memory for it."""
+        """Fail a send, because the receiver expects another length or another call, or has no memory for the message.
+
+        Args:
+            number: Number of the message.
+            expected_bytes: Length that the receiver expects.
+            fingerprint: Fingerprint of the receiver's signature.
+            text: Text of the receiver's signature.
+        """
         send = self._answered_send(number)
         if send is not None:
             del self.sends[number]
@@ -251,6 +275,7 @@ class Outgoing:
             self._given_up.remove(number)
             return
         send = self.sends.get(number)
+        # a message without bytes is never accepted: its arrival is reported while it is still offered
         flows = send is not None and send.nbytes
         if send is None or send.progress is not (FLOWING if flows else OFFERED):
             raise ProtocolError(f"peer reports the arrival of message {number}, which it had not accepted")
@@ -260,13 +285,18 @@ class Outgoing:
         send.end()
 
     def handle_credit(self, nbytes: int) -> None:
-        """Add the credit of eager data that ranks have received."""
-        if self._credit_bytes + nbytes > self._limits.budget_bytes:
-            raise ProtocolError(f"peer returned a credit of {nbytes} bytes, more than it was sent")
+        """Add credit, because ranks of the other process have received this much eager and pushed data."""
+        sent_bytes = self._limits.budget_bytes - self._credit_bytes  # and not reported as received yet
+        if nbytes > sent_bytes:
+            raise ProtocolError(f"peer reported {nbytes} bytes as received, but only {sent_bytes} were outstanding")
         self._credit_bytes += nbytes
 
     def _answered_send(self, number: int) -> Send | None:
-        """Return the offered send that an answer is about; None if this side has abandoned it."""
+        """Return the offered send that an answer is about; None if this side has abandoned it.
+
+        Raises:
+            ProtocolError: No offer of this number waits for an answer.
+        """
         if number in self._given_up:
             self._given_up.remove(number)
             return None
@@ -277,7 +307,7 @@ class Outgoing:
 
     # -- how it ends --------------------------------------------------------------------------------------------------
 
-    def give_up_waiting(self) -> list[Send]:
+    def remove_unmatched(self) -> list[Send]:
         """Remove and return the unaccepted messages; the other side is asked to drop their offers."""
         unaccepted = list(self.waiting)
         self._announcing.clear()
@@ -289,7 +319,7 @@ class Outgoing:
         return unaccepted
 
     def clear(self) -> list[Send]:
-        """Drop everything; return the unfinished messages."""
+        """Empty all queues, and return the sends that had not ended."""
         unfinished = list(dict.fromkeys((*self.waiting, *self.sends.values())))
         self.sends.clear()
         self._announcing.clear()

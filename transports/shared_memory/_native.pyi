@@ -1,5 +1,7 @@
 from collections.abc import Sequence
 
+INTERFACE: int
+
 _Way = tuple[memoryview, memoryview, memoryview] | tuple[memoryview, memoryview, memoryview, int]
 
 class Op:

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 #: Memory of one rank for one group: a cache line, a payload and a signature for each operation.
 BOARD_BYTES = OPERATIONS * (64 + PAYLOAD_BYTES + 128)
 _NO_PLACES, _WAITED_FOR = 1, 2  # flags of a submission, see native/collectives.c
-# A note about the rows of a rank: their offset, shifted, and flags; or `_CLOSED`.
+# A note is an integer that a process sends to the others about the rows of one of its ranks: the offset of the rows in
+# the memory of the process, shifted left by `_FLAG_BITS`, plus flags. `_ROOM`: there is memory for the rows. `_READS`:
+# the process can read the memory of all others. Or the note is `_CLOSED`: the process has closed the board.
 _ROOM, _READS = 1, 2
 _FLAG_BITS = 2
+# a bit that no offset has, because memory is smaller
 _CLOSED = 1 << 63
 
 
@@ -34,121 +37,132 @@ class Boards:
     """The boards of one process.
 
     Args:
-        segment: Memory of the process.
-        heap: The part of the memory for loans.
+        segment: Shared memory of the process.
+        heap: Allocator of the part of the segment for loans.
         engine: Engine of the process.
-        look_s: How long to poll before sleeping.
+        look_s: How many seconds a thread polls before it sleeps.
+        links: The links to the other processes of this host, by index.
 
     Attributes:
-        shelf: The loans.
+        shelf: The loans of the segment.
     """
 
-    segment: Segment
-    engine: Engine
-    look_s: float
-
-    def __init__(self, segment: Segment, heap: Heap, engine: Engine, look_s: float) -> None:
-        self.segment, self.engine, self.look_s = segment, engine, look_s
+    def __init__(
+        self, segment: Segment, heap: Heap, engine: Engine, look_s: float, links: Mapping[int, MemoryLink]
+    ) -> None:
+        self.segment = segment
+        self.engine = engine
+        self.look_s = look_s
+        self.links = links
         self.shelf: Shelf = Shelf(segment.view, heap)
         self._early_notes: dict[tuple[int, int], int] = {}  # for boards that do not exist yet, by key and rank
         self._open: dict[int, Board] = {}
 
-    def make(self, key: int, ranks: Sequence[int], homes: Sequence[int], links: Mapping[int, MemoryLink]) -> Board:
+    def make(self, key: int, ranks: Sequence[int], homes: Sequence[int]) -> Board:
         """Return the board of a group, made at the first call.
 
         Args:
-            key: Number of the group.
-            ranks: Ranks of the group.
-            homes: Process of each rank.
-            links: The links to the other processes of this host, by index.
+            key: Number of the group, the same on every rank.
+            ranks: Ranks of the group, in its order.
+            homes: For each of these ranks, the index of its process.
         """
         board = self._open.get(key)
         if board is None:
-            board = self._open[key] = Board(self, key, ranks, homes, links)
+            board = self._open[key] = Board(self, key, ranks, homes)
             for rank in ranks:
                 if (key, rank) in self._early_notes:
-                    board.receive_note(rank, self._early_notes.pop((key, rank)))
-            for member, link in links.items():
+                    board.receive_rows_note(rank, self._early_notes.pop((key, rank)))
+            for member, link in self.links.items():
                 if link.gone is not None:
                     board.lose(member, link.gone)
         return board
 
-    def receive_note(self, link: MemoryLink, key: int, rank: int, note: int) -> None:
-        """Handle a note of another process about the rows of one of its ranks; an invalid one ends the link."""
+    def receive_rows_note(self, link: MemoryLink, key: int, rank: int, note: int) -> None:
+        """Check a note of another process about the rows of one of its ranks, and pass it on to the board of the group.
+
+        If this process has no such board yet, the note is kept until it is made. An invalid note ends the link.
+
+        Args:
+            link: The link to the other process.
+            key: Number of the group.
+            rank: The rank that the note is about.
+            note: Offset and flags of the rows, or `_CLOSED`.
+        """
         board, start, memory_bytes = self._open.get(key), note >> _FLAG_BITS, link.peer.segment.nbytes
         invalid = ""
         if note == _CLOSED:
             if board is not None:
                 board.receive_closed(link)
-            elif self._early_notes.pop((key, rank), None) is not None:  # never opened here, or not yet
+            # The board has no users here, so the other process may release its memory: that is the answer.
+            elif self._early_notes.pop((key, rank), None) is not None:
                 link.send_note(key, rank, _CLOSED)
         elif rank not in link.ranks or (board is not None and rank not in board.ranks):
             invalid = f"about rank {rank}, which is none of its own in that group"
         elif note & _ROOM and (start % 64 or start + BOARD_BYTES > memory_bytes):
             invalid = f"about rows at byte {start} of its memory, which has {memory_bytes} bytes"
         elif board is not None:
-            board.receive_note(rank, note)
+            board.receive_rows_note(rank, note)
         else:
             self._early_notes[key, rank] = note
         if invalid:
             link.lose(f"it sent a note {invalid}; {BROKEN_PROTOCOL}", evident=True)
 
     def forget(self, key: int) -> None:
-        """Forget the board of a group; its memory has been released."""
+        """Remove the board of a group, whose memory has been released."""
         self._open.pop(key, None)
 
     def lose(self, member: int, reason: str) -> None:
-        """Mark the boards in which a lost process takes part, so that their operations fail."""
+        """Mark all boards that a lost process shares as lost, so that their operations fail."""
         for board in list(self._open.values()):
             board.lose(member, reason)
 
 
 class Board:
-    """The shared memory of the ranks of one group. A position is a rank of the group. Arguments as of `Boards.make`.
+    """The shared memory of the ranks of one group. A position is the index of a rank in the group.
+
+    Args:
+        boards: The boards of this process.
+        key: Number of the group, the same on every rank.
+        ranks: Ranks of the group, in its order.
+        homes: For each of these ranks, the index of its process.
 
     Attributes:
         ready: Whether all ranks have opened the board; nothing can be submitted before.
-        usable: Whether every process has room for the board, and an engine; alike on all ranks once it is ready.
-        lost: Why one of the ranks is lost; None: no rank is.
-        ranks: Ranks of the group.
+        usable: Whether every process has memory for its rows. Once the board is ready, all processes agree on it.
+        lost: Why the process of a rank is lost; None: none is.
+        ranks: Ranks of the group, by position.
         processes: Number of processes of this host that share memory, this one included.
-        look_s: How long a thread polls before it sleeps.
-        engine: Engine that carries out the operations; runs are waited for, and cancelled, there.
+        look_s: Seconds for which a thread polls before it sleeps.
+        engine: Engine that carries out the operations. Callers wait for runs, and cancel runs, by its methods.
     """
 
-    ready: bool
-    usable: bool
-    ranks: tuple[int, ...]
-    look_s: float
-    engine: Engine
-
-    def __init__(
-        self,
-        boards: Boards,
-        key: int,
-        ranks: Sequence[int],
-        homes: Sequence[int],
-        links: Mapping[int, MemoryLink],
-    ) -> None:
-        self.ready, self.usable, self._reads = False, True, True
+    def __init__(self, boards: Boards, key: int, ranks: Sequence[int], homes: Sequence[int]) -> None:
+        self.ready: bool = False
+        self.usable: bool = True
         self.lost: str | None = None
-        self.processes: int = 1 + len(links)
-        self.look_s, self.engine = boards.look_s, boards.engine
-        self._boards, self._key, self.ranks, self._homes = boards, key, tuple(ranks), tuple(homes)
-        self._here, self._links = boards.segment, links
-        self._others = tuple(dict.fromkeys(home for home in homes if home in links))
+        self.processes: int = 1 + len(boards.links)
+        self.ranks: tuple[int, ...] = tuple(ranks)
+        self.look_s: float = boards.look_s
+        self.engine: Engine = boards.engine
+        self._boards, self._key, self._homes, self._links = boards, key, tuple(homes), boards.links
+        self._reads = True  # whether every process can read the memory of all others, as far as known
+        self._others = tuple(dict.fromkeys(home for home in homes if home in boards.links))  # the other processes
         self._when_ready = list[Callable[[], None]]()
+        # offset of the rows of each rank in the memory of its process; -1: not known yet
         self._starts: list[int] = [-1] * len(ranks)
         self._taken: set[int] = set()  # offsets of the rows of this process's ranks
         self._is_closed = False
-        self._users = set(self._others)  # other processes that have not closed it
+        self._users = set(self._others)  # other processes that have not closed the board
 
     # -- opening ------------------------------------------------------------------------------------------------------
 
     def open(self, position: int, when_ready: Callable[[], None]) -> None:
-        """Open the board for a rank of this process; `when_ready` is called later, unless the board is ready now.
+        """Open the board for a rank of this process, and send a note about its rows to the other processes.
 
-        It is also called if a process of the board is lost before.
+        Args:
+            position: Position of the rank.
+            when_ready: Called once the board is ready, or a process of the board is lost; not called if the board is
+                ready already.
         """
         if not self.ready:
             self._when_ready.append(when_ready)
@@ -157,10 +171,13 @@ class Board:
             note = self._take_rows()
             for other in self._others:
                 self._links[other].send_note(self._key, rank, note)
-            self.receive_note(rank, note)
+            self.receive_rows_note(rank, note)
 
     def close(self) -> None:
-        """Close it for the ranks of this process; its memory is released once all other processes have, or are lost."""
+        """Close the board for the ranks of this process.
+
+        Its memory is released once every other process has closed the board, or is lost.
+        """
         self._is_closed, self._when_ready = True, []
         for rank, home in zip(self.ranks, self._homes, strict=True):
             for other in self._others if home not in self._links else ():
@@ -168,7 +185,7 @@ class Board:
         self._release()
 
     def receive_closed(self, link: MemoryLink) -> None:
-        """Note that another process has closed it, or has none."""
+        """Record that the process of a link does not use the board any more, so that memory may be released."""
         self._users.difference_update([member for member in self._others if self._links[member] is link])
         self._release()
 
@@ -179,6 +196,7 @@ class Board:
         shelf = self._boards.shelf
         for start in self._taken:
             shelf.release(start)
+        # `_native` is a cached property: looking at it would make a board
         for start in self._native.take_places(True) if "_native" in self.__dict__ else ():
             shelf.release(start)
         self.__dict__.pop("_native", None)
@@ -186,16 +204,24 @@ class Board:
         self._boards.forget(self._key)
 
     def _take_rows(self) -> int:
-        """Take memory for the rows of a rank; return the note about it for the other processes."""
+        """Take memory for the rows of a rank, and return the note about the rows for the other processes.
+
+        Without free memory the note lacks `_ROOM`, so that no process uses the board.
+        """
         start = self._boards.shelf.take(BOARD_BYTES)
-        if start is not None:  # the memory has contents of an earlier loan
+        if start is not None:  # the memory may have contents of an earlier loan
             self._taken.add(start)
-            self._here.view[start : start + 64 * OPERATIONS] = bytes(64 * OPERATIONS)
+            self._boards.segment.view[start : start + 64 * OPERATIONS] = bytes(64 * OPERATIONS)
         flags = _READS if all(self._links[other].peer.readable for other in self._others) else 0
         return flags if start is None else (start << _FLAG_BITS) | _ROOM | flags
 
-    def receive_note(self, rank: int, note: int) -> None:
-        """Handle a note about the rows of a rank."""
+    def receive_rows_note(self, rank: int, note: int) -> None:
+        """Record the offset and the flags of a rank's rows. When all ranks have theirs, the board is ready.
+
+        Args:
+            rank: A rank of the group, by its number in the world.
+            note: Offset and flags of its rows.
+        """
         position = self.ranks.index(rank)
         self._starts[position] = note >> _FLAG_BITS
         self.usable &= bool(note & _ROOM)
@@ -205,30 +231,38 @@ class Board:
             self._call_waiters()
 
     def _call_waiters(self) -> None:
-        """Call the functions that wait for the board to be ready, or lost."""
+        """Call each function passed to `open`, because the board is ready, or one of its processes is lost."""
         opening, self._when_ready = self._when_ready, []
         for begin in opening:
             begin()
 
     def _find_segment(self, position: int) -> Segment:
+        """Return the shared memory of the process in which the rank at a position lives."""
         link = self._links.get(self._homes[position])
-        return self._here if link is None else link.peer.segment
+        return self._boards.segment if link is None else link.peer.segment
 
     @cached_property
     def _native(self) -> native.Board:
-        """Board of the compiled engine, made at first use, when all ranks have opened this one."""
-        seats = []
+        """The compiled engine's own object for this board, made at first use; all ranks must have opened the board."""
+        rows_of_ranks = []
         for position, (start, home) in enumerate(zip(self._starts, self._homes, strict=True)):
             segment, link = self._find_segment(position), self._links.get(home)
             rows = segment.view[start : start + BOARD_BYTES]
-            seats.append((rows, segment.view, 0 if link is None else link.peer.pid, -1 if link is None else home))
-        board = native.Board(self.engine, seats, self._reads)
+            # process whose memory is read; 0 and -1 for this process
+            pid, member = (0, -1) if link is None else (link.peer.pid, home)
+            rows_of_ranks.append((rows, segment.view, pid, member))
+        board = native.Board(self.engine, rows_of_ranks, self._reads)
         if self.lost is not None:
             board.lose()
         return board
 
     def lose(self, member: int, reason: str) -> None:
-        """Mark the board if a lost process takes part."""
+        """Mark the board as lost if the lost process has a rank in the group; its operations fail then.
+
+        Args:
+            member: Index of the lost process.
+            reason: Evidence of the loss, for messages.
+        """
         if member in self._others:
             self.lost = self.lost or reason
             if "_native" in self.__dict__:
@@ -243,29 +277,33 @@ class Board:
         self, table: Table, owner: object, number: int, tag: int, source: int, target: int, priority: int,
         nbytes: int, home: int, *, signature: Signature | None = None, waited_for: bool = False,
     ) -> Run:  # fmt: skip
-        """Let the engine carry out a rank's end of an operation; it may have ended when this returns.
+        """Let the engine carry out a rank's part of an operation, and return the run, which may have ended already.
+
+        The board must be ready and usable.
 
         Args:
             table: The program of the operation.
-            owner: Its `on_end` is called on the event loop's thread, unless a waiting thread finds the end first.
+            owner: Object whose `on_end` is called on the event loop's thread at the end of the run, unless a thread
+                that waits for the run sees the end first.
             number: Number of the operation.
             tag: Tag of the operation, the same for all ranks with equal calls; its last byte is 0.
             source: Address of the input; 0: there is none.
             target: Address of the result; 0: there is none.
             priority: Lower is more urgent.
             nbytes: Length of an input.
-            home: Offset of the shared result that this rank loans; 0: none.
-            signature: What the operation is, written beside the row. Its run ends as a `MISMATCH` if a rank that it
-                waits for has posted this number with another tag: the first 40 bits of a tag are of the call, the next
-                16 of the number. `Run.position` is the position of that rank then. None: no rank looks for that.
+            home: Offset, in this process's memory, of a result that all ranks share and this rank loans; 0: none.
+            signature: Signature of the call, written next to the row; None: no signature is written. If a rank that the
+                run waits for has posted this number with another tag, the run ends as `MISMATCH`, and `Run.position` is
+                the position of that rank. A tag has 40 bits of the call, 16 of the number, and 8 zeros.
             waited_for: Whether the calling thread waits for the end at once, so that no thread has to be woken.
         """
         engine, call = self.engine, (self._native, table, owner, number, tag, source, target, priority, home)
         call_fields = (0, b"") if signature is None else (signature.fingerprint, signature.text)
         run = engine.submit(*call, _WAITED_FOR if waited_for else 0, *call_fields)
-        if run is None:  # the board has no free place of this size
+        if run is None:  # the board has no free memory for an input of this length
             start = self._boards.shelf.take(nbytes)
             if start is None:
+                # the shelf has no room: return memory that the board keeps and no operation uses, then try again
                 for idle in self._native.take_places(False):
                     self._boards.shelf.release(idle)
                 start = self._boards.shelf.take(nbytes)
@@ -276,19 +314,21 @@ class Board:
         return run
 
     def submitter(self, table: Table) -> Callable[..., Run | None]:
-        """Return the engine's own function that submits operations with a table; see `native/collectives.c`.
+        """Return the engine's own function that submits operations with a table, without the calls of `submit`.
 
-        It returns None if there is no memory for an input: `submit` finds some.
+        The function returns the run; or None if the board has no memory for an input, as `submit` then takes some.
         """
         return partial(self.engine.submit, self._native, table)
 
     def row_tag(self, position: int, number: int) -> int:
-        """Return the tag of operation `number` in the row of a rank; 0: it is not there, or not there any more."""
+        """Return the tag of operation `number` in the row of a rank; 0 if the row does not have that operation."""
+        # The word of a row is the tag, whose last byte is 0, plus a phase in that byte. Before that byte, the tag has
+        # the lower 16 bits of the operation's number.
         tag: int = self._native.row(position, number)[0] & ~0xFF
         return tag if (tag >> 8) & 0xFFFF == number & 0xFFFF else 0
 
     def row_signature(self, position: int, number: int) -> PlainSignature:
-        """Return the signature of operation `number`, which its rank has written beside its row of the board.
+        """Return the signature of operation `number` that the rank at a position has written next to its row.
 
         Raises:
             LinkLostError: The other process has written something else there.
@@ -296,29 +336,36 @@ class Board:
         try:
             _, _, fingerprint, text = self._native.row(position, number)
         except ValueError as error:
-            raise LinkLostError(f"rank {self.ranks[position]} wrote invalid data into its board: {error}") from error
+            wrong = f"rank {self.ranks[position]} wrote invalid data into its board: {error}"
+            raise LinkLostError(f"{wrong}; {BROKEN_PROTOCOL}") from error
         return PlainSignature(fingerprint, text)
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
     def loan_to_all(self, nbytes: int) -> int | None:
-        """Loan memory of this process to all ranks together, and return its offset; None without free memory.
+        """Loan `nbytes` of this process's memory to all ranks together, and return its offset; None: none is free.
 
-        The loan ends once every rank has called its function of `make_release`.
+        The loan ends once each rank has called the function that `make_release` returns for it.
         """
         return self._boards.shelf.loan(nbytes, len(self.ranks))
 
     def make_release(self, position: int, owner: int, where: int, nbytes: int) -> Callable[[], None]:
-        """Return the function by which a rank of this process releases a loan to all ranks; any thread may call it.
+        """Return the function by which a rank of this process releases a loan of `loan_to_all`; any thread may call it.
 
         Args:
             position: Position of the rank that releases.
-            owner: Position of a rank of the process that owns the memory.
-            where: Offset that `loan_to_all` returned there.
+            owner: Position of any rank of the process that owns the memory.
+            where: Offset that `loan_to_all` returned in that process.
             nbytes: Length of the loan.
         """
         return make_releaser(self._find_segment(owner).view, where, nbytes, position)
 
     def loan_view(self, position: int, where: int, nbytes: int) -> memoryview:
-        """Return the memory of a loan, as a rank's process maps it."""
+        """Return the memory of a loan, as this process maps it.
+
+        Args:
+            position: Position of a rank of the process that owns the memory.
+            where: Offset of the loan in that process's memory.
+            nbytes: Length of the loan.
+        """
         return self._find_segment(position).view[where : where + nbytes]

@@ -1,7 +1,7 @@
 """Joining of processes of one host: a handshake, the passing of memory and sockets, and a trial of reading it.
 
-The lower member of each pair dials the higher one's Unix socket. Both sides agree whether they can share memory, and
-learn the reason if they cannot.
+Of each pair of processes, the one with the lower index dials the other one's Unix socket. Both sides agree whether they
+can share memory; if they cannot, both get the reason.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ import trio
 from transports.address import PeerAddress, host_identity
 from transports.factory import Exchange
 from transports.failures import LinkLostError
-from transports.handshake import HandshakeError, receive_exactly
+from transports.handshake import HandshakeError, ended_error, receive_exactly
 from transports.identity import Identity
 from transports.meeting import ListeningSockets, Meeting, Place, Stream
-from transports.shared_memory.engine import BUILT, RING_BYTES
-from transports.shared_memory.memory_limit import memory_bytes
+from transports.shared_memory.engine import BUILT, RING_BYTES, STALE
+from transports.shared_memory.memory_limit import memory_limit_bytes
 from transports.shared_memory.memory_link import Peer
 from transports.shared_memory.peer_memory import buffer_address, permit_reading, read_memory
 from transports.shared_memory.segment import Segment
 
 _HANDSHAKE_S = 10.0
-_CARD = struct.Struct("=QQ32s")  # size of the segment, address of a nonce, and the nonce
+_CARD = struct.Struct("=QQ32s")  # description of a process's memory: size of the segment, address of a nonce, the nonce
 _CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid
 _VERDICT_BYTES = 512
 _GRAIN_BYTES = 1 << 20
-_READS, _MAPS = b"reads", b"maps"
+_READS, _MAPS = b"reads", b"maps"  # verdicts: memory is mapped, and can also be read by a system call; or only mapped
+_UNSHARED = "shares no memory with processes of this host, which sockets reach"
 
 
 class MemoryJoining:
@@ -40,19 +41,17 @@ class MemoryJoining:
 
     Args:
         identity: Identity of this process.
-        join_s: How long to wait for all processes.
-        limit_bytes: Bytes of shared memory of this process; None: its part of half of the machine's memory.
-        reads: Whether to read other processes' memory directly, if the system allows it.
+        join_s: Seconds to wait for all processes.
+        limit_bytes: Bytes of shared memory of this process; None: half of the machine's memory, divided by the number
+            of processes.
+        reads: Whether to read other processes' memory by a system call, if the system allows that.
 
     Attributes:
-        meeting: The meeting with the others; a result is a peer, or the reason why no memory is shared.
-        segment: Shared memory of this process; None without other processes on the host.
-        bell: Descriptor that wakes this process.
-        unshared: Why this process can share no memory at all; empty if it can.
+        meeting: The meeting with the other processes. A result is a peer, or the reason why no memory is shared.
+        segment: Shared memory of this process; None: it has none.
+        bell: Descriptor that wakes this process; -1: none.
+        unshared: Reason, for the user, why this process can share no memory at all; "" if it can.
     """
-
-    member: int
-    members: int
 
     def __init__(self, identity: Identity, *, join_s: float, limit_bytes: int | None, reads: bool) -> None:
         self.meeting: Meeting[Peer | str] = Meeting(
@@ -64,7 +63,8 @@ class MemoryJoining:
             finish=self._share_memory,
             discard=_discard,
         )
-        self.member, self.members = identity.member, identity.members
+        self.member: int = identity.member
+        self.members: int = identity.members
         self.segment: Segment | None = None
         self.bell: int = -1
         self.unshared: str = ""
@@ -72,12 +72,12 @@ class MemoryJoining:
         self._nonce = bytearray(secrets.token_bytes(32))
 
     async def join(self, exchange: Exchange) -> dict[int, Peer]:
-        """Connect with every process of this host that can share memory.
+        """Connect with every process of this host, and return those that share memory, by index.
 
         Raises:
             TransportError: A process of this host did not join.
         """
-        host = self._make_memory()
+        host = self._make_shared_memory()
         sockets = ListeningSockets((), unix=bool(host), pending=2 * self.members, reopens=False)
         make_address = partial(PeerAddress, host=host, unix=sockets.unix)
         try:
@@ -91,6 +91,7 @@ class MemoryJoining:
         return self.peers
 
     def _choose_places(self) -> list[Place]:
+        """Return the place (index, 0) of a connection to each other process of this host."""
         host = self.meeting.address.host
         return [(i, 0) for i, peer in self.meeting.peers.items() if host and peer.host == host]
 
@@ -101,19 +102,26 @@ class MemoryJoining:
 
     @property
     def refused(self) -> dict[int, str]:
-        """Reasons why other processes of this host cannot be reached, by index."""
+        """Other processes of this host that share no memory with this one: the reason, by index."""
         return {member: reason for (member, _), reason in self.meeting.results.items() if isinstance(reason, str)}
 
     def close(self) -> None:
-        """Close the descriptor that wakes this process; twice is harmless."""
+        """Close the descriptor that wakes this process. A second call does nothing."""
         bell, self.bell = self.bell, -1
         if bell >= 0:
             os.close(bell)
 
-    def _make_memory(self) -> str:
-        """Make segment and bell; return the identity shared with neighbours, or "" if there can be none."""
+    def _make_shared_memory(self) -> str:
+        """Create the segment and the bell, if there are other processes.
+
+        Returns:
+            The identity of the host, which processes that can share memory have in common. "" if this process cannot
+            share memory; then `unshared` is the reason, if the user should get one.
+        """
         needed = (os, "memfd_create"), (os, "eventfd"), (socket, "SOCK_SEQPACKET")
         if not BUILT or not all(hasattr(module, name) for module, name in needed):
+            if STALE and self.members > 1:
+                self.unshared = f"{_UNSHARED}: the compiled code is of another version; install overlap again"
             return ""
         identity = host_identity()
         if identity and self.members > 1:
@@ -121,20 +129,20 @@ class MemoryJoining:
                 self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
                 self.segment = self._make_segment()
             except OSError as error:
-                self.unshared = f"shares no memory with processes of this host, which sockets reach: {error.strerror}"
+                self.unshared = f"{_UNSHARED}: {error.strerror}"
                 return ""
             permit_reading()
         return identity
 
     def _make_segment(self) -> Segment:
-        """Make the segment of this process, within the limit but not below the smallest useful size."""
-        limit = self._limit_bytes if self._limit_bytes is not None else memory_bytes() // 2 // self.members
+        """Create the segment of this process, of the size of the limit; at least the rings and one MiB."""
+        limit = self._limit_bytes if self._limit_bytes is not None else memory_limit_bytes() // 2 // self.members
         return Segment.make(max(limit // _GRAIN_BYTES * _GRAIN_BYTES, ring_bytes(self.members) + _GRAIN_BYTES))
 
     # -- both sides ---------------------------------------------------------------------------------------------------
 
     async def _dial(self, member: int, _: int) -> Peer | str:
-        """Connect with a higher member; return the peer, or why no memory is shared."""
+        """Connect with a process of a higher index; return the peer, or why no memory is shared."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         name, join_s = "\0" + self.meeting.peers[member].unix, self.meeting.join_s
         return await self.meeting.greet(connection, member, name, "0", source="", deadline_s=join_s)
@@ -142,7 +150,11 @@ class MemoryJoining:
     async def _share_memory(self, connection: socket.socket, stream: Stream, member: int, _: str) -> Peer | str:
         """Exchange memory with a process that has proved the secret; return the peer, or why no memory is shared.
 
-        Each side passes the descriptors of its memory, and the address of a nonce, which the other one tries to read.
+        Each side sends the descriptors of its segment and bell, and the address of a nonce, which the other side tries
+        to read. This is the `finish` of `Meeting`.
+
+        Raises:
+            LinkLostError: The connection ended.
         """
         bell = -1
         try:
@@ -157,8 +169,8 @@ class MemoryJoining:
             raise
 
     async def _send_memory(self, connection: socket.socket) -> None:
-        """Send the descriptors of this process's memory, and the address of a nonce in this process."""
-        assert self.segment is not None, "there are neighbours"
+        """Send the descriptors of this process's segment and bell, with the card that describes its memory."""
+        assert self.segment is not None, "processes that share no memory are not dialled"
         card = _CARD.pack(self.segment.nbytes, buffer_address(self._nonce), bytes(self._nonce))
         await trio.lowlevel.wait_writable(connection)
         socket.send_fds(connection, [card], [self.segment.fileno(), self.bell])
@@ -166,10 +178,21 @@ class MemoryJoining:
     async def _map_peer(
         self, connection: socket.socket, stream: Stream, member: int, card: bytes, segment: int, bell: int
     ) -> Peer | str:
-        """Map the peer's memory and try to read from the process; both sides agree on the result."""
-        pid, uid, _ = _CREDENTIALS.unpack(
-            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )
+        """Map the peer's memory and try to read from the process; both sides agree on the result.
+
+        Args:
+            connection: The socket, which the returned peer owns; closed if no memory is shared.
+            stream: The stream over the socket.
+            member: Index of the other process.
+            card: The other side's description of its memory, packed by `_CARD`.
+            segment: Descriptor of the other side's segment; closed here.
+            bell: Descriptor that wakes the other process; closed if no memory is shared.
+
+        Returns:
+            The peer, or why no memory is shared.
+        """
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _ = _CREDENTIALS.unpack(credentials)
         nbytes, address, nonce = _CARD.unpack(card)
         peer_segment: Segment | None = None
         try:
@@ -181,10 +204,13 @@ class MemoryJoining:
             verdict = f"its memory cannot be mapped: {error}".encode()[:_VERDICT_BYTES]
         await stream.send_all(verdict.ljust(_VERDICT_BYTES, b"\0"))
         answer = (await receive_exactly(stream, _VERDICT_BYTES)).rstrip(b"\0")
-        if peer_segment is None or not {verdict, answer} <= {_READS, _MAPS}:
-            connection.close()
-            os.close(bell)
-            return min(verdict, answer, key=lambda word: word in (_READS, _MAPS)).decode(errors="replace")
+        # A verdict other than these two words is the reason of a refusal; that of this side counts first.
+        for word in (verdict, answer):
+            if word not in (_READS, _MAPS):
+                connection.close()
+                os.close(bell)
+                return word.decode(errors="replace")
+        assert peer_segment is not None, "mapped, as the verdict is no refusal"
         assert self.segment is not None, "there are neighbours"
         return Peer(
             socket=connection,
@@ -197,7 +223,14 @@ class MemoryJoining:
         )
 
     def _can_read(self, pid: int, uid: int, address: int, nonce: bytes) -> bool:
-        """Whether the nonce of another process can be read from its memory."""
+        """Whether the nonce of another process can be read from its memory.
+
+        Args:
+            pid: Id of the process, as the kernel reports it.
+            uid: User of the process, as the kernel reports it.
+            address: Address of the nonce in the memory of the process.
+            nonce: The nonce as the process has sent it.
+        """
         seen = bytearray(len(nonce))
         if not self._reads or uid != os.getuid() or pid <= 0:
             return False
@@ -207,27 +240,39 @@ class MemoryJoining:
 
 
 def _discard(result: Peer | str) -> None:
+    """Close the socket and the bell of an unwanted peer."""
     if isinstance(result, Peer):
         result.socket.close()
         os.close(result.bell)
 
 
 def _ring_of_reader(segment: Segment, reader: int) -> memoryview:
+    """Return the part of a segment that is the ring of the messages to process `reader`.
+
+    A segment begins with one ring for each process of the world, by index.
+    """
     start = reader * RING_BYTES
     return segment.view[start : start + RING_BYTES]
 
 
 def ring_bytes(members: int) -> int:
-    """Return the bytes at the start of a segment that are rings, not loans."""
+    """Return the length of all rings at the start of a segment, in a world of `members` processes."""
     return RING_BYTES * members
 
 
 async def _receive_card(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """Receive a card, and the descriptors of a segment and of a bell."""
+    """Receive the card that describes another process's memory, and the descriptors of its segment and its bell.
+
+    Returns:
+        The card, packed by `_CARD`; the two descriptors, which the caller has to close.
+
+    Raises:
+        HandshakeError: The other process has hung up, or has not sent both.
+    """
     await trio.lowlevel.wait_readable(connection)
     card, descriptors, _, _ = socket.recv_fds(connection, _CARD.size, 2, socket.MSG_CMSG_CLOEXEC)
     if len(card) != _CARD.size or len(descriptors) != 2:
         for descriptor in descriptors:
             os.close(descriptor)
-        raise HandshakeError("the other side hung up during the handshake; see what it has printed", why="left")
+        raise ended_error()
     return card, descriptors

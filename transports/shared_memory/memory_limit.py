@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 
-def memory_bytes(root: Path = Path("/")) -> int:
-    """Return the smallest limit of the control groups of this process, at most the memory of the machine.
+def memory_limit_bytes(root: Path = Path("/")) -> int:
+    """Return how many bytes of memory this process may use: the machine's, or a lower limit of its control groups.
 
-    A limit of a group holds for the groups below it. A container may see its own group as the root, or under the path
-    that it has outside, which does not exist inside: so each part of the path is tried.
+    A limit of a control group holds for the groups below it. Inside a container, the path of the group may be the one
+    that it has outside, where it does not exist; so all parents of the path are tried, too.
 
     Args:
         root: Parent of `proc` and `sys`; for tests.
@@ -29,7 +29,13 @@ def memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _read_limits(mount: Path, path: str, name: str) -> list[int]:
-    """Return the readable limits of a control group and of the groups above it, in bytes."""
+    """Return the readable limits of a control group and of the groups above it, in bytes.
+
+    Args:
+        mount: Folder that contains the control groups.
+        path: Path of the group in that folder.
+        name: Name of the file with the limit.
+    """
     inside = PurePosixPath(path.lstrip("/"))
     limits: list[int] = []
     for group in (inside, *inside.parents):

@@ -1,7 +1,7 @@
-"""The link to another process of this host: calls of messages, and the end of the process.
+"""The link to another process of this host: its requests under way, and the loss or the goodbye of the process.
 
-The engine matches and moves messages; here are their calls, by rank. The socket carries no bytes: it ends with the
-other process.
+The engine matches and moves messages. The link's socket carries no bytes: its end shows that the other process has
+ended.
 """
 
 from __future__ import annotations
@@ -15,25 +15,13 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from transports.buffers import BounceBuffers, Buffer
-from transports.failures import (
-    LinkLostError,
-    TransportClosedError,
-    TransportError,
-)
+from transports.failures import LinkLostError, TransportClosedError, TransportError, lane_fields
 from transports.matched import PeerLink
 from transports.matching.ends import Lane, MessageEnd
 from transports.matching.protocol import BROKEN_PROTOCOL
 from transports.patience import Patience
 from transports.request import Done
-from transports.shared_memory.engine import (
-    CORRUPT,
-    DONE,
-    MISMATCH,
-    NO_MEMORY,
-    PENDING,
-    SIZED,
-    WITHDRAWN,
-)
+from transports.shared_memory.engine import CORRUPT, DONE, MISMATCH, NO_MEMORY, PENDING, SIZED, WITHDRAWN
 from transports.shared_memory.segment import Segment
 from transports.signature import PlainSignature, Signature
 from transports.wire import OPEN
@@ -43,7 +31,7 @@ if TYPE_CHECKING:
 
 #: Second word of the note by which a process says goodbye; in a note for a board it is a rank.
 GOODBYE = 1 << 32
-# Length in the refusal of a receive of any length, see native/engine.h.
+# Stands for the length where a receive of any length has refused a message, see native/engine.h.
 _NO_LENGTH = OPEN - 1
 
 
@@ -61,22 +49,22 @@ class Peer:
 
 
 class MemoryRequest(MessageEnd):
-    """A send or a receive under way.
+    """A send or a receive under way, carried out by an operation of the engine.
 
     Args:
         link: The link to the other process.
-        lane: Source, destination and tag.
-        nbytes: Length of the message.
-        done: Called once at the end, with this call.
-        receives: Whether the call is a receive.
+        lane: (src, dst, tag) of the message.
+        nbytes: Length of the message; `OPEN`: any.
+        done: Called once with this request at its end.
+        receives: Whether the request is a receive.
         loan: Memory for a receive without a buffer.
-        signature: Signature of the caller's call; None: open.
+        signature: What the message is; None: anything.
 
     Attributes:
         op: The operation of the engine.
-        lane: Source, destination and tag.
+        lane: (src, dst, tag) of the message.
         link: The link to the other process.
-        receives: Whether the call is a receive.
+        receives: Whether the request is a receive.
         allocate: Returns memory for a message of any length, see `Wire.begin_recv`.
     """
 
@@ -100,26 +88,28 @@ class MemoryRequest(MessageEnd):
         self.allocate: Callable[[Any], Buffer] | None = None
 
     def withdraw(self) -> None:
-        """Cancel the call if it has not matched."""
+        """Cancel the request if it has not matched."""
         if not self.ended:
             self.link.engine.withdraw(self.op)
+            self.matched = bool(self.op.met)
             if self.op.state == WITHDRAWN:  # any other end is reported by the engine
                 self.settle()
 
     def look(self) -> bool:
-        """Poll for a moment, if recent polls were successful."""
+        """Poll for a moment, if recent polls were successful; return True, as this wire can poll."""
         patience = self.link.patience
         if not self.ended and (look_s := patience.take()) > 0:
+            # the second duration is how long the engine polls before it sleeps: here the whole time
             patience.learn(came=self.link.engine.wait(self.op, look_s, look_s) != PENDING)
             self.settle()
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Wait in the engine, which moves all messages under way."""
+        """Wait in the engine for the end, `seconds` at most; return whether it came. See `Request.wait`."""
         return self.link.engine.wait(self.op, seconds) != PENDING
 
     def settle(self) -> None:
-        """Record the end, if the engine has ended the operation."""
+        """End this request if the engine has ended its operation; or make memory for a receive of any length."""
         if self.ended or self.op.state == PENDING:
             return
         if self.op.state == SIZED:
@@ -130,23 +120,26 @@ class MemoryRequest(MessageEnd):
     on_end = settle
 
     def settle_in_thread(self) -> bool:
-        """Record a successful end in the calling thread; False if a task has to be woken."""
-        if self.link.leaves or self.op.state != DONE:  # those ends wake a task, or end the link
+        """End this request in the calling thread if it was successful; False if the event loop has to end it."""
+        # these ends wake a task, or end the link, which only the event loop may do
+        if self.link.leaves or self.op.state != DONE:
             return False
         self.settle()
         return True
 
     def close(self) -> None:
-        """Fail an unmatched call, because this process leaves."""
-        src, dst, tag = self.lane
-        if self.ended:  # a thread was interrupted before it removed the call
+        """Fail an unmatched request, because this process leaves."""
+        if self.ended:  # a thread was interrupted before it removed the request
             self.link.calls.pop(self, None)
         elif not self.op.met:
-            self.error = TransportClosedError("the transport has been closed", src=src, dst=dst, tag=tag)
+            self.error = TransportClosedError("the transport has been closed", **lane_fields(self.lane))
             self.withdraw()
 
     def _accept(self) -> None:
-        """Get memory for the message that a receive of any length has met, and receive it."""
+        """Make memory for the message that a receive of any length has met, and let the engine receive it there.
+
+        If the memory cannot be made, the message is refused, and the receive fails.
+        """
         engine, sized = self.link.engine, self.op
         fingerprint, text, self.nbytes = sized.theirs
         self.theirs = PlainSignature(fingerprint, text)
@@ -155,24 +148,31 @@ class MemoryRequest(MessageEnd):
                 self.loan = memory = self.link.memory.take(self.nbytes)
             else:
                 memory = self.make_memory(self.allocate)
-        except Exception as error:  # the caller's own, or no memory
+        except Exception as error:  # of `allocate`, or a lack of memory
+            # without memory, the engine refuses the message
             engine.accept(sized, None, None)
             self._end(SIZED, error)
             return
-        if sized.queued:  # a waiting thread has found it
+        if sized.queued:  # the engine would report this end to the event loop, too
             engine.forget(sized)
         self.op = engine.accept(sized, None, memory, self)
         self.link.register(self)
 
     def _end(self, state: int, error: Exception | None = None) -> None:
-        """Record the end of the operation, release its loan after a failure, and call the callback."""
-        if self.op.queued:  # a waiting thread has ended it
+        """End this request after its operation, and call `done`. After a failure, memory for a loan is released.
+
+        Args:
+            state: State of the operation in the engine.
+            error: Why no memory could be made for the message; None: `state` decides the error.
+        """
+        if self.op.queued:  # the engine would report this end to the event loop, too
             self.link.engine.forget(self.op)
         self.link.calls.pop(self, None)
         self.link.count += 1
+        # `close` sets the error and withdraws the request: such an end is a failure
         withdrawn = state == WITHDRAWN and self.error is None
         if state == DONE:
-            error = None  # it has matched, perhaps while this process closed
+            error = None  # the message has arrived, even if `close` was called since
         elif state == WITHDRAWN:
             error = self.error
         else:
@@ -183,7 +183,7 @@ class MemoryRequest(MessageEnd):
         self.end(error, withdrawn=withdrawn)
 
     def _make_error(self, state: int) -> TransportError:
-        """Return the error of a state; a corrupt peer is given up."""
+        """Return the error of an operation in a state of failure. After `CORRUPT`, the peer is given up as well."""
         if state == MISMATCH:
             fingerprint, text, peer_bytes = self.op.theirs
             peer_bytes = self.nbytes if peer_bytes == _NO_LENGTH else peer_bytes
@@ -191,11 +191,11 @@ class MemoryRequest(MessageEnd):
             theirs = PlainSignature(fingerprint, text)
             return self.mismatch(theirs, sent_bytes=sent, expected_bytes=expected) or self.refused_error()
         if state == NO_MEMORY:
-            src, dst, tag = self.lane
-            return LinkLostError("out of memory for early messages; receive messages sooner", src=src, dst=dst, tag=tag)
+            reason = "out of memory for early messages; receive messages sooner"
+            return LinkLostError(reason, **lane_fields(self.lane))
         if state == CORRUPT:
             self.link.lose(f"it wrote invalid data into shared memory; {BROKEN_PROTOCOL}", evident=True)
-        return self.link.loss_error(self.lane)
+        return self.link.peer_gone_error(self.lane)
 
 
 class MemoryLink(PeerLink):
@@ -204,7 +204,7 @@ class MemoryLink(PeerLink):
     Args:
         member: Index of the process.
         ranks: Ranks of the process.
-        memory: Buffers of messages on loan.
+        memory: Pool of buffers for messages that are received on loan.
         peer: Socket, memory and rings of the process.
         engine: Engine of this process.
         patience: How long a task polls for a message before it sleeps.
@@ -214,19 +214,13 @@ class MemoryLink(PeerLink):
         ranks: Ranks of the process.
         peer: Socket, memory and rings of the process.
         engine: Engine of this process.
-        calls: The sends and receives under way.
-        gone: Why the process can be reached no more; None while it can.
-        has_left: Whether the process has said goodbye: arrived messages stay.
-        count: Number of calls that have ended.
+        calls: The requests under way, as keys; the values are None.
+        gone: Why no message can pass any more: the process is lost or has left. None while messages can pass.
+        has_left: Whether the process has sent its goodbye. Messages that have arrived can still be received then.
+        count: Number of requests that have ended, as a sign of progress.
         on_loss: Called when the process is lost or has left.
-        deliver_events: Delivers ends and notes of the engine.
+        deliver_events: Delivers ends and notes of the engine, see `EngineEvents`.
     """
-
-    peer: Peer
-    memory: BounceBuffers
-    engine: Engine
-    patience: Patience
-    has_left: bool
 
     def __init__(
         self,
@@ -240,24 +234,34 @@ class MemoryLink(PeerLink):
     ) -> None:
         super().__init__(member, ranks)
         self.ranks: tuple[int, ...] = tuple(ranks)
-        self.peer, self.memory, self.engine, self.patience = peer, memory, engine, patience
+        self.peer = peer
+        self.memory = memory
+        self.engine = engine
+        self.patience = patience
         self.calls: dict[MemoryRequest, None] = {}
         self.gone: str | None = None
         self.on_loss: Callable[[], None] = lambda: None
         self.deliver_events: Callable[[], object] = lambda: None
         self._report = report
-        self._evident = self.has_left = self._goodbye_sent = self._dead = False
+        self.has_left: bool = False
+        self._evident = self._goodbye_sent = self._dead = False
         self.count: int = 0
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def send_note(self, key: int, rank: int, note: int) -> None:
-        """Send a note about the rows of a rank to the boards of the other process."""
+        """Send a note about the rows of a rank to the boards of the other process, unless the link has ended.
+
+        Args:
+            key: Number of the group.
+            rank: The rank that the note is about.
+            note: Offset and flags of the rows, see `transports.shared_memory.board`.
+        """
         if not self._dead:
             self.engine.note(self.member, key, rank, note)
 
     def register(self, call: MemoryRequest) -> MemoryRequest:
-        """Keep a new call until its end; record an end that it has already reached."""
+        """Keep a new request until its end, and return it; if its operation has ended already, end the request now."""
         if call.op.state == PENDING or call.op.queued:
             self.calls[call] = None
         else:
@@ -265,18 +269,17 @@ class MemoryLink(PeerLink):
         return call
 
     def on_end(self) -> None:
-        """Wake the task that leaves: the goodbye note, which this link owns, has been sent."""
+        """Wake the task in `leave`, because the goodbye note, which this link owns, has been sent."""
         self.record_change()
 
     @property
     def leaves(self) -> bool:
-        """Whether this process leaves: a task waits for the calls under way."""
+        """Whether this process is leaving: a task waits in `leave`."""
         return self._changed is not None
 
-    def loss_error(self, lane: Lane) -> LinkLostError:
+    def peer_gone_error(self, lane: Lane) -> LinkLostError:
         """Return the error of a message with the lost process."""
-        src, dst, tag = lane
-        error = LinkLostError(self.gone or f"{self.name} is lost", src=src, dst=dst, tag=tag)
+        error = LinkLostError(self.gone or f"{self.name} is lost", **lane_fields(lane))
         error.evident = self._evident
         return error
 
@@ -290,40 +293,44 @@ class MemoryLink(PeerLink):
                 self._receive_end()
 
     def _receive_end(self) -> None:
-        """Read the end of the socket, which follows the last message, and handle the end of the process."""
+        """Handle the end of the socket. Unless one side has sent a goodbye before, the other process is lost."""
         try:
             packet = self.peer.socket.recv(1)
         except BlockingIOError:
             return
         except OSError as error:
-            self._handle_process_end(str(error.strerror))
-            return
-        self.deliver_events()  # perhaps a goodbye
-        self._handle_process_end(
-            "it sent bytes on its socket" if packet else "its process has ended", evident=bool(packet)
-        )
-
-    def on_goodbye(self) -> None:
-        """Handle the goodbye: the other process sends and receives no more."""
-        self.has_left = True
-        self._end(f"{self.name} has left")
-
-    def _handle_process_end(self, reason: str, *, evident: bool = False) -> None:
-        """Handle the end of the other process: a loss, unless one side has said goodbye."""
+            reason, evident = str(error.strerror), False
+        else:
+            self.deliver_events()  # perhaps a goodbye
+            reason, evident = ("it sent bytes on its socket", True) if packet else ("its process has ended", False)
         if self.has_left or self._goodbye_sent:
             self._close_socket()
         else:
             self.lose(reason, evident=evident)
 
+    def on_goodbye(self) -> None:
+        """Handle the goodbye of the other process, which does not send or receive any more."""
+        self.has_left = True
+        self._end(f"{self.name} has left")
+
     def lose(self, reason: str, *, evident: bool = False) -> None:
-        """Report the loss of the process to the user, and end all calls with the process."""
+        """Fail all calls with the process, and report its loss to the user, unless it was already lost or had left.
+
+        Arguments are as of `give_up`.
+        """
         if self.gone is None:
             self._report(f"{self.name} is lost: {reason}")
         self.give_up(reason, evident=evident)
 
     def give_up(self, reason: str, *, evident: bool = False) -> None:
-        """End all calls with the process without a report, and close its socket."""
-        self._evident = self._evident or (self.gone is None and evident)
+        """Fail all calls with the process without a report, and close its socket.
+
+        Args:
+            reason: The cause, for messages.
+            evident: Whether this side has seen the fault itself, see `LinkLostError`.
+        """
+        if self.gone is None:  # only the first reason counts: later ones may be its consequences
+            self._evident = evident
         self._end(f"{self.name} is lost: {reason}")
         self._close_socket()
 
@@ -338,7 +345,7 @@ class MemoryLink(PeerLink):
             self.on_loss()
 
     def _close_socket(self) -> None:
-        """Close the socket, once, and wake the task that leaves."""
+        """Close the socket, once, and wake the task in `leave`."""
         if not self._dead:
             self._dead = True
             trio.lowlevel.notify_closing(self.peer.socket)
@@ -347,27 +354,28 @@ class MemoryLink(PeerLink):
 
     # -- leaving ------------------------------------------------------------------------------------------------------
 
-    def give_up_waiting(self) -> None:
-        """Fail every call that has not matched, because this process leaves."""
+    def fail_unmatched(self) -> None:
+        """Fail every request that has not matched, because this process leaves."""
         for call in tuple(self.calls):
             call.close()
 
     async def leave(self) -> None:
         """Finish matched messages, send a goodbye, and wait until the other process has ended, too."""
-        await self.until(lambda: not self.calls or self.gone is not None)
+        await self.wait_until(lambda: not self.calls or self.gone is not None)
         self._goodbye_sent = True
         self.gone = self.gone or "this side has closed"
         if not self._dead:
+            # this link owns the note: `on_end` is called once it has been sent
             goodbye = self.engine.note(self.member, 0, GOODBYE, 0, self)
-            await self.until(lambda: goodbye.state != PENDING)
+            await self.wait_until(lambda: goodbye.state != PENDING)
             with suppress(OSError):
                 self.peer.socket.shutdown(socket.SHUT_WR)
-            await self.until(lambda: self._dead)
+            await self.wait_until(lambda: self._dead)
         self._close_socket()
         self.engine.lose(self.member)
         for call in tuple(self.calls):
             call.settle()
 
     def progress_counts(self) -> Mapping[Hashable, int]:
-        """Return the number of calls that have ended."""
+        """Return the number of requests that have ended, as the count of the only connection."""
         return {None: self.count}

@@ -26,7 +26,7 @@ class _Vector(ctypes.Structure):
 
 @cache
 def _libc() -> ctypes.CDLL:
-    """Return the C library, with the types of `process_vm_readv`."""
+    """Return the C library, with the argument types of `process_vm_readv` declared."""
     libc = ctypes.CDLL(None, use_errno=True)
     vector = ctypes.POINTER(_Vector)
     libc.process_vm_readv.argtypes = [
@@ -43,26 +43,27 @@ def buffer_address(buffer: Buffer) -> int:
 
 
 def read_memory(pid: int, address: int, into: Buffer) -> None:
-    """Fill a buffer from another process's memory.
+    """Fill a buffer with bytes of another process's memory.
 
     Args:
         pid: Id of the process.
-        address: First address to read in its memory.
-        into: C-contiguous and writable; less than a page.
+        address: Address of the first byte in the memory of that process.
+        into: The buffer to fill: C-contiguous, writable, shorter than a page.
 
     Raises:
         OSError: The process has ended, may not be read, or has no such memory.
     """
     nbytes = as_bytes(into).nbytes
     here, there = _Vector(buffer_address(into), nbytes), _Vector(address, nbytes)
+    # one piece here, one piece there, no flags
     if _libc().process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0) != nbytes:
         raise OSError(ctypes.get_errno(), "the memory of another process could not be read")
 
 
 def permit_reading() -> None:
-    """Permit processes of the same user to read this one, which Yama requires; elsewhere they may already.
+    """Permit processes of the same user to read this process's memory, until it ends, if Yama requires a permission.
 
-    MPI libraries do it, too. The permission lasts until this process ends.
+    Without Yama they need none. MPI libraries give the same permission.
     """
     with suppress(OSError, ValueError, AttributeError):
         if int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii")) == 1:

@@ -13,7 +13,11 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Segment:
-    """Memory without a name, of fixed size, that several processes map; it lasts as long as a process maps it.
+    """Memory without a name, of fixed size, that several processes map; it lasts as long as any process maps it.
+
+    Args:
+        mapped: The bytes of the segment, mapped in this process.
+        fd: Descriptor of the segment, to be passed to other processes; -1: it is not passed on.
 
     Attributes:
         nbytes: Size of the segment.
@@ -27,7 +31,7 @@ class Segment:
 
     @classmethod
     def make(cls, nbytes: int) -> Segment:
-        """Return a new segment of this process.
+        """Create a segment of `nbytes`.
 
         Raises:
             OSError: The system has too little memory, or no anonymous files.
@@ -50,13 +54,16 @@ class Segment:
         """
         try:
             if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-                raise OSError("the memory that was passed is not sealed")
+                raise OSError(
+                    "its process could shrink it while it is used, as it has no seals (memfd_create, F_ADD_SEALS); "
+                    "install the same overlap in every process, and let the sandbox, if there is one, allow seals"
+                )
             return cls(mmap.mmap(fd, os.fstat(fd).st_size), -1)
         finally:
             os.close(fd)
 
     def fileno(self) -> int:
-        """Return the descriptor for other processes; only of an own segment, and before `close_descriptor`."""
+        """Return the descriptor for other processes; -1 if another process made the segment or it is closed already."""
         return self._fd
 
     def close_descriptor(self) -> None:
@@ -70,25 +77,20 @@ _PAGE_BYTES = 4096
 
 
 class Heap:
-    """Allocator of pieces, rounded up to pages and to one of four sizes an octave, so that free pieces are used again.
+    """Allocator of pieces of a segment. Pieces have few sizes, so that free ones can be used again (`_piece_bytes`).
 
     Args:
-        start: Offset of the memory.
-        stop: Offset of its end.
+        start: Offset in the segment at which the memory for pieces begins.
+        stop: Offset at which it ends.
     """
 
     def __init__(self, start: int, stop: int) -> None:
         self._next, self._stop = start, stop
-        self._free: defaultdict[int, list[int]] = defaultdict(list)
-        self._sizes: dict[int, int] = {}  # of the pieces in use, by start
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of the pieces in use."""
-        return sum(self._sizes.values())
+        self._free: defaultdict[int, list[int]] = defaultdict(list)  # by size: offsets of free pieces
+        self._sizes: dict[int, int] = {}  # sizes of the pieces in use, by offset
 
     def take(self, nbytes: int) -> int | None:
-        """Return the start of a free piece of at least `nbytes`; None without room."""
+        """Return the offset of a piece of at least `nbytes`, which is in use from now on; None if no room is left."""
         size = _piece_bytes(nbytes)
         if self._free[size]:
             start = self._free[size].pop()
@@ -100,18 +102,22 @@ class Heap:
         return start
 
     def free(self, start: int) -> None:
-        """Free a piece."""
+        """Free the piece that `take` returned with this offset."""
+        # used again for pieces of the same size only: neighbouring pieces are not joined
         self._free[self._sizes.pop(start)].append(start)
 
 
 def _piece_bytes(nbytes: int) -> int:
-    """Return a length rounded up to pages, and to one of four sizes an octave."""
+    """Return a length rounded up to whole pages, and to one of four sizes between two powers of two.
+
+    Between 64 and 128 KiB, for example, the sizes are 80, 96, 112 and 128 KiB.
+    """
     nbytes = max(nbytes, _PAGE_BYTES)
     unit = max(_PAGE_BYTES, 1 << (nbytes - 1).bit_length() - 3)
     return -(-nbytes // unit) * unit
 
 
-_WORD_BYTES = 8
+_WORD_BYTES = 8  # of the word behind a loan that a rank sets to 1 when it releases its part
 
 
 class Shelf:
@@ -128,12 +134,15 @@ class Shelf:
 
     def __init__(self, memory: memoryview, heap: Heap) -> None:
         self._memory, self._heap = memory, heap
-        self._loans: dict[int, memoryview] = {}  # by start: the words
-        self._released: deque[int] = deque()  # not freed yet, because `release` may interrupt any code
+        self._loans: dict[int, memoryview] = {}  # by offset of a loan: the words of its ranks
+        self._released: deque[int] = deque()  # released pieces, not freed yet: `release` may interrupt any code
         self._lock = threading.Lock()
 
     def loan(self, nbytes: int, ranks: int) -> int | None:
-        """Return the start of a piece on loan to a number of ranks; None without room."""
+        """Loan a piece of `nbytes` to a number of ranks, and return its offset; None if no room is left.
+
+        Each rank releases its part by a function of `make_releaser`.
+        """
         first = _words_offset(nbytes)
         start = self.take(first + ranks * _WORD_BYTES)
         if start is not None:
@@ -144,13 +153,13 @@ class Shelf:
         return start
 
     def take(self, nbytes: int) -> int | None:
-        """Return the start of a piece that this process itself releases; None without room."""
+        """Return the offset of a piece of `nbytes` that this process itself releases; None if no room is left."""
         with self._lock:
             self._free_released()
             return self._heap.take(nbytes)
 
     def release(self, start: int) -> None:
-        """Release a piece of `take`; in any thread, and at any point of a program."""
+        """Release the piece that `take` returned with this offset; in any thread, and at any point of a program."""
         self._released.append(start)
 
     def _free_released(self) -> None:
@@ -163,24 +172,29 @@ class Shelf:
 
 
 def make_releaser(memory: memoryview, start: int, nbytes: int, position: int) -> Callable[[], None]:
-    """Return the function that releases a rank's part of a loan; it does nothing in a forked process.
+    """Return the function that releases a rank's part of a loan of `Shelf.loan`; it does nothing in a forked process.
+
+    Behind the bytes of the loan there is a word of 8 bytes for each rank. The function sets the rank's word to 1.
 
     Args:
         memory: Bytes of the segment.
-        start: Start of the loan.
-        nbytes: Length of the loan without its words.
+        start: Offset of the loan.
+        nbytes: Length of the loan, without the words behind it.
         position: Position of the rank in its group.
     """
     first = start + _words_offset(nbytes) + position * _WORD_BYTES
-    word, process, present = memory[first : first + _WORD_BYTES].cast("Q"), os.getpid(), os.getpid
+    # A forked process shares the memory, and must not release a loan that its parent still reads: its id differs.
+    word, pid = memory[first : first + _WORD_BYTES].cast("Q"), os.getpid()
+    getpid = os.getpid  # kept here: `release` may be called while the interpreter ends
 
     def release() -> None:
         """Mark a rank's part of the loan as released."""
-        if present() == process:
+        if getpid() == pid:
             word[0] = 1
 
     return release
 
 
 def _words_offset(nbytes: int) -> int:
+    """Return the offset, from the start of a loan of `nbytes`, of the words behind it: `nbytes` rounded up to 8."""
     return -(-nbytes // _WORD_BYTES) * _WORD_BYTES

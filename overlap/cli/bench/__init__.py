@@ -14,7 +14,7 @@ import argparse
 
 from ...collectives.reduce import OPS
 from ...settings import Option
-from ...units import count, index, switch
+from ...units import count, index, parse_yes_no
 from ..options import add_options, as_argument, shared_option
 from .cases import NAMES
 
@@ -22,21 +22,21 @@ OPTIONS = {
     "ranks": shared_option(
         "ranks", "several: 2,4; default: 2, or 1 for each process", read=lambda text: [*map(count, text.split(","))]
     ),
-    "in_place": Option(read=switch, help="put results into the memory of the inputs"),
+    "in_place": Option(read=parse_yes_no, help="put results into the memory of the inputs"),
     "algorithm": shared_option("algorithm"),
     "processes": shared_option("processes", "default: 1", read=count),
     "json": shared_option("json"),
 }
 """Options that other commands have, too, and those of the ranks."""
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Measure an operation over a range of sizes: time, bandwidth, and whether every result was right.
 
 OP is its long or short name (all_reduce or allr, reduce_scatter or redsct, all_gather or allg,
 all_to_all or alltoall, broadcast or bcast, reduce or red, gather, scatter, send_recv or sendrecv).
 """
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   overlap bench all_reduce -b 8 -e 64M --ranks 2,4
   overlap bench allr -b 64M --processes 2 --ranks 4
@@ -45,9 +45,8 @@ Sizes: K, M, G and KiB, MiB, GiB are binary; kB, MB, GB are decimal. The exit co
 """
 
 
-def fill(parser: argparse.ArgumentParser) -> None:
-    """Add the description and the options of the command to its parser."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
     parser.allow_abbrev = False
     add = parser.add_argument
     add("operation", choices=NAMES, metavar="OP", help="operation to measure")

@@ -1,4 +1,4 @@
-"""Cases of a benchmark: the operation, the size, buffers and expected results; and those that options ask for. Pure."""
+"""Cases of a benchmark: operation, size, buffers and expected results; and the cases that options request. Pure."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ...runtime.forms import dtype_of
 from ...runtime.future import Future
 from ...units import format_bytes, parse_bytes
 
+_MOST_SAMPLES = 1_000_000  # of the smallest message they take minutes; a row has 600 s
 MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # of the machine
 
 
@@ -26,7 +27,7 @@ class BenchOperation:
 
     kind: Collective  # The operation, with its shapes and its bus factor
     name: str  # Long name, as in the table and of the method of a rank: all_reduce
-    short: str  # Short name; the long one again where there is none
+    short: str  # Short name; the long name if there is none
     in_place: bool = False  # Whether input and result may share memory
 
     def blocks(self, ranks: int) -> int:
@@ -52,15 +53,15 @@ _NCCL_DTYPES = {"float": "float32", "double": "float64", "half": "float16", "fp8
 
 
 def find_dtype(name: str) -> np.dtype[np.generic]:
-    """Return the dtype of a name of numpy, ml_dtypes or nccl-tests, such as float32, bfloat16, half.
+    """Return the dtype with a name of numpy, ml_dtypes or nccl-tests, such as float32, bfloat16 or half.
 
     Raises:
-        UsageError: If there is none, or no collective carries it.
+        UsageError: There is no such dtype, or collectives do not support it.
     """
     try:
         dtype = dtype_of(_NCCL_DTYPES.get(name, name))
         check_dtype(dtype)
-    except (TypeError, UsageError):
+    except (TypeError, ValueError, UsageError):
         raise UsageError(f"--datatype: expected a type of numpy or ml_dtypes, such as float32, got {name!r}") from None
     return dtype
 
@@ -88,9 +89,15 @@ class Case:
     def issuer(self, rank: Rank, x: Array, out: Array | None) -> Callable[[], tuple[Future[object], ...]]:
         """Return a function that issues the operation on one rank, and returns the futures to await.
 
-        The arrays are those of `buffers`. All but the call of the rank is done here, so that it is not measured.
+        Everything but the call of the rank's method is done before, so that it is not measured.
+
+        Args:
+            rank: The rank.
+            x: Input of the rank, from `buffers`.
+            out: Array for the result of the rank, from `buffers`; None: the rank gets no result.
         """
         if out is not None and self.operation.kind is Collective.P2P:
+            # a ring: each rank sends to the next one
             return lambda: (rank.send(x, (rank.rank + 1) % self.ranks), rank.recv(out, (rank.rank - 1) % self.ranks))
         options: dict[str, object] = {"op": self.op} if self.operation.kind.traits.reduces else {}
         options |= {"root": self.root} if self.operation.kind.traits.rooted else {}
@@ -98,7 +105,10 @@ class Case:
         return lambda: (call(),)
 
     def buffers(self, rank: int) -> tuple[Array, Array | None]:
-        """Return the filled input of `rank`, and the array for its result if it gets one of its own."""
+        """Return the filled input of `rank`, and the array for its result; None: the rank gets no result.
+
+        In place, the two share memory.
+        """
         kind = self.operation.kind
         source = repeat_pattern(pattern(rank, self.dtype), 0, self.count * (self.ranks if kind.traits.scatters else 1))
         if not self.receives(rank):
@@ -117,7 +127,7 @@ class Case:
         return rank == self.root or self.operation.kind not in (Collective.REDUCE, Collective.GATHER)
 
     def expected(self, rank: int) -> Array:
-        """Return the expected result of a `rank` that gets one."""
+        """Return the expected result of `rank`, which must be one that gets a result."""
         kind, count = self.operation.kind, self.count
         first = rank * count if kind.traits.scatters else 0
         if kind.traits.reduces:
@@ -129,6 +139,7 @@ class Case:
         return self._input_slice((rank - 1) % self.ranks, first)
 
     def _input_slice(self, src: int, first: int) -> Array:
+        """Return the part of a rank's input that begins at element `first` and has the length of a block."""
         return repeat_pattern(pattern(src, self.dtype), first, self.count)
 
 
@@ -144,14 +155,20 @@ _WIDE = {"b": np.bool_, "i": np.int64, "u": np.uint64, "c": np.complex128}  # fl
 
 @lru_cache(maxsize=64)
 def pattern(rank: int, dtype: np.dtype[np.generic]) -> Array:
-    """Return the `PERIOD` elements that the input of `rank` repeats: random 1, 2 and 3, or False and True."""
+    """Return the `PERIOD` elements of which the input of `rank` is made: random 1, 2 and 3, or False and True."""
     low, high = (0, 2) if dtype.kind == "b" else (1, 4)
     return np.random.default_rng((SEED, rank)).integers(low, high, PERIOD).astype(dtype)
 
 
 @lru_cache(maxsize=16)
 def expected_reduction(ranks: int, op: str, dtype: np.dtype[np.generic]) -> Array:
-    """Return the reduction of the patterns of all ranks, computed in 64 bits and rounded once."""
+    """Return the reduction of the patterns of all ranks, computed in 64 bits and rounded once to `dtype`.
+
+    Args:
+        ranks: Number of ranks.
+        op: The reduction operator, such as "sum".
+        dtype: Type of the elements.
+    """
     wide = _WIDE.get(dtype.kind, np.float64)
     total = OPS[op].reference(np.stack([pattern(rank, dtype) for rank in range(ranks)]).astype(wide))
     if OPS[op].divides and dtype.kind == "c":
@@ -171,21 +188,24 @@ def wrong_elements(result: Array, expected: Array) -> int:
     return int(np.count_nonzero(result.reshape(-1) != expected))
 
 
-# -- cases that options ask for ---------------------------------------------------------------------------------------
+# -- cases that options request ---------------------------------------------------------------------------------------
 
 
 def list_cases(args: argparse.Namespace) -> list[list[Case]]:
-    """Return the cases that the options ask for, for each size of the world.
+    """Return the cases that the options request: a list for each number of ranks, with a case for each size.
 
     Raises:
-        UsageError: If an option cannot be meant.
+        UsageError: An option has an impossible value.
     """
+    for flag, samples in (("--iters", args.iters), ("--warmup_iters", args.warmup_iters)):
+        if samples > _MOST_SAMPLES:
+            raise UsageError(f"{flag}: expected at most {_MOST_SAMPLES}, got {samples}")
     operation, dtype, processes = NAMES[args.operation], find_dtype(args.datatype), args.processes or 1
     if operation.kind.traits.reduces:
         reducer(args.op, dtype)
     if args.in_place and not operation.in_place:
         raise UsageError(f"--in-place: {operation.name} cannot, because it writes where it still reads; leave it out")
-    worlds, sizes = [], _sizes_bytes(args)
+    worlds, sizes = [], _list_sizes_bytes(args)
     for ranks in args.ranks or [max(2, processes)]:
         if ranks % processes or (ranks == 1 and operation.kind is Collective.P2P):
             least = 2 if operation.kind is Collective.P2P else 1
@@ -201,8 +221,14 @@ def list_cases(args: argparse.Namespace) -> list[list[Case]]:
     return worlds
 
 
-def _sizes_bytes(args: argparse.Namespace) -> list[int]:
-    """Return the sizes of `--minbytes` to `--maxbytes`; the smallest one alone is the only size."""
+def _list_sizes_bytes(args: argparse.Namespace) -> list[int]:
+    """Return the sizes from `--minbytes` to `--maxbytes`, each `--stepfactor` times the last, and at least 1 byte more.
+
+    With `--minbytes` and no `--maxbytes`, `--minbytes` is the only size.
+
+    Raises:
+        UsageError: An option is no size, or the sizes are out of order or do not grow.
+    """
     size = parse_bytes(args.minbytes or "8", argument="--minbytes")
     high = parse_bytes(args.maxbytes or args.minbytes or "64M", argument="--maxbytes")
     if not 1 <= size <= high:

@@ -1,7 +1,7 @@
-"""Timed runs of cases on our ranks, in this process or in several, the check of results, the table and the JSON.
+"""Timed runs of cases, in this process or in several, the check of results, the table and the JSON.
 
-All rows of a world size are measured in one world, as the steps of a training program are: new connections for each
-row would be measured while they still adapt to what they can carry.
+All rows with one number of ranks are measured in one world, as the steps of a training program are. New connections for
+each row would be measured while they still adapt their rate.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ...units import format_bytes
 from ..output import show
 from ..processes import run_processes
 from .cases import Case, list_cases, wrong_elements
-from .sampling import BATCH, BATCHED_BYTES, Sampling, Times, slowest
+from .sampling import BATCH, BATCHED_BYTES, Sampling, Times, slowest_times
 
 _LIMIT_S = 600
-"""Absolute limit for each row: it ends a world, and the bench, in which a rank waits for ever."""
+"""Longest time for each row in seconds. It ends the benchmark if a rank waits for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,8 @@ class Result:
     """One measured row of the table."""
 
     case: Case  # The measured case
-    times: Times  # For one operation
-    wrong: int  # Wrong elements on all ranks
+    times: Times  # Times of one operation
+    wrong: int  # Number of wrong elements of the results of all ranks
 
     @property
     def algbw_bytes_per_s(self) -> float:
@@ -49,19 +49,19 @@ class Result:
 
 
 def measure_and_print(args: argparse.Namespace) -> int:
-    """Measure an operation over its sizes, print each row when it is known, and return the exit code.
+    """Measure an operation over its sizes, print each row when it is measured, and return the exit code.
 
-    With several processes, `overlap run` starts them with this module and the options; that of rank 0 prints.
+    Several processes are started as by `overlap run`, each with this module and the options; that of rank 0 prints.
 
     Raises:
-        UsageError: If an option cannot be meant.
-        OverlapError: If a rank fails.
+        UsageError: An option has an impossible value.
+        OverlapError: A rank has failed.
     """
     worlds, processes, place = list_cases(args), args.processes or 1, find_place()
     with setting_environment(RunConfig()) if place is None else nullcontext():  # settings would change the result
         if processes > 1 and place is None:
             given = {name: value for name, value in vars(args).items() if not callable(value)}
-            # A host for each process: on one host only algorithms of its memory would be chosen.
+            # a host for each process: within one host, only algorithms for shared memory would be chosen
             config = RunConfig.given(processes=processes, cluster=f"local x{processes}", prefix=False)
             return run_processes(config, ["-m", __name__, json.dumps(given)])
         sampling, rows = Sampling(iters=args.iters, warmup=args.warmup_iters), list[Result]()
@@ -83,13 +83,21 @@ def measure_and_print(args: argparse.Namespace) -> int:
     wrong = sum(result.wrong for result in rows)
     verdict = f"# {wrong} wrong elements: FAILED" if wrong else "# every result checked: none wrong"
     document = {"sampling": asdict(sampling), "processes": processes, "rows": describe_rows(rows)}
-    return show(args, lambda: document, lambda: [verdict], version=2) or int(wrong > 0)
+    show(args, lambda: document, lambda: [verdict], version=2)
+    return int(wrong > 0)
 
 
 async def measure_on_rank(
     rank: Rank, world: Sequence[Case], sampling: Sampling, add: Callable[[Result], object]
 ) -> None:
-    """Measure every case in turn; rank 0 adds a row for each."""
+    """Measure all cases, one after the other. The program of each rank.
+
+    Args:
+        rank: The rank.
+        world: The cases for this number of ranks.
+        sampling: Number of samples.
+        add: Called on rank 0 with the row of each case.
+    """
     for case in world:
         by_rank = await measure_case(rank, case, sampling)
         if by_rank is not None:
@@ -97,8 +105,14 @@ async def measure_on_rank(
 
 
 def summarize(case: Case, sampling: Sampling, by_rank: Sequence[Sequence[int]]) -> Result:
-    """Return the row of a case, from what `measure_case` returns on rank 0."""
-    times = slowest([samples_ns for _, *samples_ns in by_rank], batch=sampling.batch(case.size_bytes))
+    """Return the row of a case.
+
+    Args:
+        case: The case.
+        sampling: Number of samples.
+        by_rank: Result of `measure_case` on rank 0.
+    """
+    times = slowest_times([samples_ns for _, *samples_ns in by_rank], batch=sampling.batch(case.size_bytes))
     return Result(case=case, times=times, wrong=sum(wrong for wrong, *_ in by_rank))
 
 
@@ -143,7 +157,13 @@ COLUMNS = """\
 
 
 def table_heading(case: Case, sampling: Sampling, processes: int) -> str:
-    """Return the operation, the way it is measured, and the names and units of columns, as lines that begin with #."""
+    """Return the operation, the way it is measured, and the names and units of columns, as lines that begin with #.
+
+    Args:
+        case: The first case of the table.
+        sampling: Number of samples.
+        processes: Number of processes in which the ranks live.
+    """
     traits = case.operation.kind.traits
     op, root = f", {case.op}" if traits.reduces else "", f", root {case.root}" if traits.rooted else ""
     place = "in place" if case.in_place else "out of place"
@@ -166,8 +186,9 @@ def table_row(measured: Result) -> str:
 
 
 def number(value: float) -> str:
-    """Return a figure with two decimals if it is small, and none if it is large."""
-    return f"{value:.2f}" if value < 99.995 else f"{value:.1f}" if value < 9999.95 else f"{value:.0f}"
+    """Return a number with 2 decimals below 100, 1 decimal below 10,000, and none above."""
+    decimals = 2 if value < 99.995 else int(value < 9999.95)
+    return f"{value:.{decimals}f}"
 
 
 def describe_rows(rows: Sequence[Result]) -> list[dict[str, object]]:

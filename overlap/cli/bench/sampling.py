@@ -1,8 +1,8 @@
-"""Samples of a time and their summary, for our ranks and for other libraries. Pure.
+"""Samples of the time of an operation, and their summary; also used for other libraries. Pure.
 
-A *sample* starts at a barrier and ends when the slowest rank has its result. Small messages are too quick for that,
-because ranks leave a barrier further apart than the operation takes: there a sample is many operations back to back,
-divided by their number.
+A *sample* starts at a barrier, and ends when the slowest rank has its result. Ranks leave the barrier at different
+times, which differ by more than an operation on small messages takes. So for small messages a sample is the time of
+many operations back to back, divided by their number.
 """
 
 from __future__ import annotations
@@ -50,6 +50,6 @@ class Times:
         return nbytes / (self.median_ns / 1e9) if self.median_ns else 0.0
 
 
-def slowest(by_rank_ns: Sequence[Sequence[int]], *, batch: int) -> Times:
+def slowest_times(by_rank_ns: Sequence[Sequence[int]], *, batch: int) -> Times:
     """Summarise the samples of all ranks: the slowest rank's time of each sample, divided by the operations in it."""
     return Times.of(np.asarray(by_rank_ns, np.float64).max(axis=0) / batch)

@@ -20,14 +20,14 @@ from ...units import integer
 from ..console import Console
 from ..options import add_options, shared_option
 from ..output import output_path
-from .report import introduction, make_progress, median_steps, pictures, summary, verdict
+from .report import introduction, make_step_printer, median_steps, pictures, summary, verdict
 from .training import Task, compare, fitting_bandwidth
 
-__all__ = ["fill", "main"]
+__all__ = ["add_arguments", "main"]
 
 MAX_RANKS = 64  # threads that compute at the same time: more of them would only show a busy machine
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Show what overlap does: train a classifier of handwritten digits, data-parallel, over links paced to a stated speed,
 once with all communication after the backward pass, once with each gradient travelling while the next one is
 computed.
@@ -35,7 +35,7 @@ computed.
 Both compute exactly the same numbers; the report says how much time overlap saved, and what is left.
 """
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   overlap demo
   overlap demo --ranks 4 --trace demo.trace.json
@@ -54,15 +54,14 @@ OPTIONS = {
 }
 
 
-def fill(parser: argparse.ArgumentParser) -> None:
-    """Add the description and the options of the command to its parser."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
     add_options(parser, OPTIONS)
     parser.set_defaults(ranks=8, steps=20)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command; return 0, or 1 if the weights of any two models differ.
+    """Run the command, and return 0, or 1 if the weights of any two models differ.
 
     Raises:
         UsageError: If an option has an impossible value; before anything starts.
@@ -76,7 +75,7 @@ def main(args: argparse.Namespace) -> int:
     task = Task(ranks=args.ranks, steps=args.steps)
     task = replace(task, bandwidth_bytes_per_s=fitting_bandwidth(task))
     console.print(introduction(task, images=len(digits().split()[0]), width=console.width), soft_wrap=True)
-    comparison = compare(task, make_progress(console, steps=2 * task.steps))
+    comparison = compare(task, make_step_printer(console, steps=2 * task.steps))
     steps = median_steps(comparison)
     if args.trace:
         write_trace(comparison.timeline, args.trace)

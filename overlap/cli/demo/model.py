@@ -87,12 +87,19 @@ class Block:
         return activations[-1], activations
 
     def backward(self, parameters: Floats, seen: list[Floats], dy: Floats) -> tuple[Floats, Floats]:
-        """Return the gradient of the input, flat, and of the parameters, given that of the output."""
+        """Return the gradient of the input, flat, and of the parameters.
+
+        Args:
+            parameters: Flat.
+            seen: Arrays that `forward` has returned for it.
+            dy: Gradient of the output, of any shape with as many elements.
+        """
         flat = np.empty_like(parameters)
         layers, gradients = self._views(parameters), self._views(flat)
         dy = dy.reshape(seen[-1].shape)
         for index in reversed(range(len(layers))):
             if index != self._linear:
+                # the rectifier passes on gradients where its output is positive
                 dy = dy * (seen[index + 1] > 0)
             np.matmul(seen[index].T, dy, out=gradients[index][0])
             np.sum(dy, axis=0, out=gradients[index][1])

@@ -51,6 +51,7 @@ def median_steps(comparison: DemoComparison) -> MedianSteps:
     """Return the median steps; the first step of each training does not count, if there are others."""
     counted = range(min(1, comparison.steps - 1), comparison.steps)
     kinds = [step_times(comparison.timeline, (first + step for step in counted)) for first in (0, comparison.steps)]
+    # of an even number of steps the shorter middle one: a step that can be drawn
     without, overlapped = (sorted(steps, key=lambda one: one.wall_ns)[(len(steps) - 1) // 2] for steps in kinds)
     return MedianSteps(without=without, overlapped=overlapped, counted=len(counted))
 
@@ -101,7 +102,7 @@ def summary(comparison: DemoComparison, steps: MedianSteps) -> str:
 
 
 def _weights_lines(comparison: DemoComparison) -> Iterator[str]:
-    """Say whether all ranks have equal weights after both trainings; if not, list their digests."""
+    """Yield lines on whether all ranks have equal weights after both trainings, with digests if they have not."""
     if comparison.identical:
         digest = comparison.digests[0][0][:_SHOWN]
         yield f"identical weights  yes, bit by bit on all {len(comparison.digests)} ranks; SHA-256 {digest}"
@@ -115,7 +116,15 @@ def _weights_lines(comparison: DemoComparison) -> Iterator[str]:
 
 
 def pictures(comparison: DemoComparison, steps: MedianSteps, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
-    """Draw the median step without overlap above the one with it, with one ruler and one legend for both."""
+    """Draw the median step without overlap above the one with it, with one ruler and one legend for both.
+
+    Args:
+        comparison: Both trainings.
+        steps: The median steps.
+        width: Columns of the picture.
+        ascii: Whether to draw with plain characters.
+        color: Whether to draw in colours.
+    """
     views = {
         f"{title}, step {step.index}": TimelineView(comparison.timeline, step=step.index, rows=ROWS)
         for title, step in (("without overlap", steps.without), ("with overlap", steps.overlapped))
@@ -135,6 +144,7 @@ def pictures(comparison: DemoComparison, steps: MedianSteps, *, width: int, asci
 
 
 def _is_lane(line: list[tuple[str, str]]) -> bool:
+    """Whether a line of a picture shows ranks: it ends with the border of the lane."""
     return line[-1][0] in ("│", "|")
 
 
@@ -147,7 +157,7 @@ def verdict(view: TimelineView, *, width: int) -> str:
 # -- progress ----------------------------------------------------------------------------------------------------------
 
 
-def make_progress(console: Console, *, steps: int) -> Callable[[float], None]:
+def make_step_printer(console: Console, *, steps: int) -> Callable[[float], None]:
     """Return a function that counts a step, and prints a line with its loss for `LOGGED` of all steps.
 
     Only that function prints, between steps, so that it takes no time from the measured steps.
@@ -157,6 +167,7 @@ def make_progress(console: Console, *, steps: int) -> Callable[[float], None]:
     def show_step(loss: float) -> None:
         """Count one more step."""
         done = next(counted)
+        # the steps are cut into `LOGGED` parts: a line for the step that completes the next one
         if done * LOGGED // steps > (done - 1) * LOGGED // steps:
             console.print(f"step {done} of {steps}, loss {loss:.3f}", soft_wrap=True)
 

@@ -56,7 +56,12 @@ class Task:
         return sum(map(parameter_count, self.widths))
 
     def speed(self, src: int, dst: int) -> LinkSpeed:
-        """Return the speed of the link between two ranks, which is the same for all pairs."""
+        """Return the speed of the link between two ranks, which is the same for all pairs.
+
+        Args:
+            src: One rank; ignored.
+            dst: The other one; ignored.
+        """
         return LinkSpeed(latency_s=LATENCY_S, bandwidth_bytes_per_s=self.bandwidth_bytes_per_s)
 
 
@@ -79,7 +84,18 @@ class DemoComparison:
 def _issue_forward(
     rank: Rank, net: Classifier, model: DataParallel, images: Floats, labels: Labels
 ) -> tuple[Future[object], Iterator[tuple[str, Future[object]]]]:
-    """Issue the forward pass; return the loss, and an iterator that issues the backward pass gradient by gradient."""
+    """Issue the forward pass of a step.
+
+    Args:
+        rank: The rank.
+        net: Blocks of the model.
+        model: Their weights, and what becomes of gradients.
+        images: Images of this rank, as `windows`.
+        labels: Their classes.
+
+    Returns:
+        The loss, and an iterator that issues the backward pass, one block for each name and gradient that is taken.
+    """
     x: object = images
     seen: dict[str, Future[object]] = {}
     for name, block in net.blocks.items():
@@ -98,8 +114,21 @@ def _issue_forward(
     return loss_and_grad[1], backward()
 
 
-async def step_without(rank: Rank, net: Classifier, model: DataParallel, images: Floats, labels: Labels) -> float:
-    """Take one step without overlap: communication of all buckets starts after the backward pass."""
+async def step_without_overlap(
+    rank: Rank, net: Classifier, model: DataParallel, images: Floats, labels: Labels
+) -> float:
+    """Take one step without overlap: communication of all buckets starts after the backward pass.
+
+    Args:
+        rank: The rank.
+        net: Blocks of the model.
+        model: Their weights, and what becomes of gradients.
+        images: Images of this rank, as `windows`.
+        labels: Their classes.
+
+    Returns:
+        The loss before the update.
+    """
     loss, backward = _issue_forward(rank, net, model, images, labels)
     gradients = dict(backward)
     for name in gradients:
@@ -111,8 +140,11 @@ async def step_without(rank: Rank, net: Classifier, model: DataParallel, images:
     return cast("float", await loss)
 
 
-async def step_with(rank: Rank, net: Classifier, model: DataParallel, images: Floats, labels: Labels) -> float:
-    """Take one step with overlap: each bucket travels as soon as it is full, while the backward pass goes on."""
+async def step_with_overlap(rank: Rank, net: Classifier, model: DataParallel, images: Floats, labels: Labels) -> float:
+    """Take one step with overlap: each bucket travels as soon as it is full, while the backward pass goes on.
+
+    Arguments and result are those of `step_without_overlap`.
+    """
     loss, backward = _issue_forward(rank, net, model, images, labels)
     for name, gradient in backward:
         model.reduce(name, gradient)
@@ -122,17 +154,29 @@ async def step_with(rank: Rank, net: Classifier, model: DataParallel, images: Fl
 
 
 async def train(rank: Rank, task: Task, images: Floats, labels: Labels, progress: Progress) -> list[Classifier]:
-    """Train two equal models on this rank's share of the images, one in each way; rank 0 reports each step.
+    """Train two equal models on this rank's share of the images, one in each way.
 
     They take turns step by step, so that other load of the machine slows both alike.
+
+    Args:
+        rank: The rank.
+        task: The training.
+        images: Images for all ranks, as `windows`.
+        labels: Their classes.
+        progress: Called on rank 0 after each step.
+
+    Returns:
+        The models with their final weights: trained without overlap, and with it.
     """
     share = slice(rank.rank, None, rank.world_size)
     nets = [Classifier(task.widths) for _ in range(2)]
+    # a bucket for each block: one byte fills it
     models = [
         DataParallel(rank, net.weights, optimizer=OPTIMIZER, bucket_bytes=1, rebuild_buckets=False) for net in nets
     ]
+    ways = step_without_overlap, step_with_overlap
     for index in range(task.steps):
-        for turn, (net, model, step) in enumerate(zip(nets, models, (step_without, step_with), strict=True)):
+        for turn, (net, model, step) in enumerate(zip(nets, models, ways, strict=True)):
             await rank.barrier()
             with rank.step(index + turn * task.steps):
                 loss = await step(rank, net, model, images[share], labels[share])
@@ -149,7 +193,10 @@ def compare(task: Task, progress: Progress) -> DemoComparison:
     images, recorders = windows(learnt.images), []
 
     async def main(rank: Rank) -> tuple[list[tuple[str, str]], int] | None:
-        """Train on one rank; return on rank 0 every rank's two digests, and the number of images classified right."""
+        """Train on one rank. Return on rank 0 the two digests of each rank, and how many images are classified right.
+
+        On other ranks return None.
+        """
         recorders.append(rank.recorder)
         without, overlapped = await train(rank, task, images, learnt.labels, progress)
         digests = bytes.fromhex(without.digest() + overlapped.digest())
@@ -175,7 +222,7 @@ def compare(task: Task, progress: Progress) -> DemoComparison:
 def fitting_bandwidth(task: Task) -> float:
     """Return the speed of links, in bytes per second, at which communication takes `COMM_PER_COMPUTE` of compute here.
 
-    It takes a few steps without any links, in this process, to find out how long compute takes on this machine.
+    It takes a few steps without pacing, in this process, to find out how long compute takes on this machine.
     """
     probe = replace(task, steps=PROBE_STEPS, bandwidth_bytes_per_s=math.inf)
     timeline = compare(probe, lambda loss: None).timeline

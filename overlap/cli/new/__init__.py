@@ -13,28 +13,27 @@ from pathlib import Path
 
 from ...errors import UsageError
 from ...settings import Option
-from ...units import switch
+from ...units import parse_yes_no
 from ..options import add_options
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Make a folder NAME with a program that trains, a test with many ranks in one process, a README, and a workflow file
 that runs the test. Everything in it runs at once, and is there to be changed.
 """
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   overlap new first           a program of overlap.parallel and numpy
   overlap new first --torch   one of PyTorch's DistributedDataParallel
 """
 
-_OPTIONS = {"torch": Option(read=switch, help="a PyTorch program")}
+_OPTIONS = {"torch": Option(read=parse_yes_no, help="a PyTorch program")}
 
 _WORKFLOW = ".github/workflows/tests.yml"
 
 
-def fill(parser: argparse.ArgumentParser) -> None:
-    """Add the description and the options of the command to its parser."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
     parser.add_argument("name", metavar="NAME", help="folder to make; its last part is the name of the project")
     add_options(parser, _OPTIONS)
 

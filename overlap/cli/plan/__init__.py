@@ -18,7 +18,7 @@ from ..output import Result, show
 from ..parser import Parser
 from . import collective, schedule
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Show what a collective becomes on a machine, or a pipeline schedule.
 
 OP, such as all_reduce: the algorithm that is predicted to be fastest, every other one with its time, and why. Shapes
@@ -29,7 +29,7 @@ line for each rank: its actions, such as 0F0,0F1,0B0,0B1 (stage, F forward, B ba
 microbatch), as PyTorch writes them. One that misses an action, or never ends, is refused.
 """
 
-_EPILOG = f"""\
+EPILOG = f"""\
 examples:
   overlap plan all_reduce --bytes 32MiB --cluster "trn2.48xlarge x4"
   overlap plan 1f1b --ranks 4 --microbatches 8
@@ -51,9 +51,8 @@ _SHARED = {
 _SUBJECTS = {"collective": collective, "schedule": schedule}
 
 
-def fill(parser: Parser) -> None:
-    """Add the description and the options of the command to its parser."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+def add_arguments(parser: Parser) -> None:
+    """Add the options of the command to its parser."""
     parser.add_argument("subject", metavar="SUBJECT", help="OP or SCHEDULE")
     add_options(parser, _SHARED)
     for name, subject in _SUBJECTS.items():

@@ -7,15 +7,15 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from topology import Cluster, cluster, format_ranks, parse_ranks
+from topology import Cluster, cluster, format_ranks
 
 from ...cost.levels import Crossing
 from ...cost.parameters import itemsize_bytes, known_sizes
 from ...cost.select import NAMES, Alternative, Plan, plan
 from ...errors import UsageError
 from ...settings import Option
-from ...units import format_bytes, format_s, index, parse_bytes, switch, wrapped
-from ..options import shared_option
+from ...units import format_bytes, format_s, index, parse_bytes, parse_yes_no, wrapped
+from ..options import parse_group, shared_option
 from ..output import Result, field, page_width
 
 OPTIONS = {
@@ -25,7 +25,7 @@ OPTIONS = {
     "cluster": shared_option("cluster", "or a .toml file; always needed"),
     "dtype": shared_option("dtype", "default: float32"),
     "root": shared_option("root", rare=True),
-    "exact": Option(read=switch, rare=True, help="reduce every element in the order of ranks; as exact=True"),
+    "exact": Option(read=parse_yes_no, rare=True, help="reduce every element in the order of ranks; as exact=True"),
     "top": Option(read=index, rare=True, metavar="N", help="alternatives to print; default: 8"),
 }  # fmt: skip
 
@@ -37,12 +37,15 @@ def result(op: str, options: Mapping[str, Any]) -> Result:
         UsageError: If the size, the dtype or the root is impossible.
         TopologyError: If the machine is unknown, or the group is not legal on it.
     """
-    for name in ("bytes", "cluster"):
-        if name not in options:
-            raise UsageError(f"--{name}: needed for the plan of a collective")
+    if "bytes" not in options:
+        raise UsageError("--bytes: is missing; pass the size of the data, such as --bytes 64MB")
+    if "cluster" not in options:
+        raise UsageError('--cluster: is missing; pass the machine, such as --cluster "trn2.48xlarge x4"')
     if "ranks" in options:
-        raise UsageError(f"--ranks: of a collective name the ranks of its group: --group {options['ranks']}")
-    ranks = parse_ranks(options["group"]) if "group" in options else None
+        ranks = options["ranks"]
+        group = f"0-{max(int(ranks), 2) - 1}" if ranks.isdecimal() else ranks
+        raise UsageError(f"--ranks: is for schedules only; for a collective pass --group {group}")
+    ranks = parse_group(options["group"]) if "group" in options else None
     if ranks is not None and len(ranks) < 2:
         raise UsageError(f"--group: {options['group']!r} is one rank, which sends nothing; name a group, such as 0-7")
     dtype, machine = options.get("dtype", "float32"), _find_machine(options["cluster"], ranks)
@@ -62,6 +65,7 @@ def _find_machine(name: str, ranks: tuple[int, ...] | None) -> Cluster:
     """Return the cluster of a name; a machine with any number of ranks gets the ranks that the group needs."""
     machine = cluster(name)
     if machine.machine.devices is None and ranks and max(ranks) >= machine.world_size:
+        # the ranks that are needed, rounded up to as many on each node
         spread = -(-(max(ranks) + 1) // machine.nodes) * machine.nodes
         return cluster(name, ranks=spread)
     return machine
@@ -97,6 +101,7 @@ def describe(chosen: Plan) -> dict[str, object]:
 
 
 def _describe_option(option: Alternative) -> dict[str, object]:
+    """Return an algorithm and its time for JSON."""
     return {"algorithm": option.algorithm, "detail": option.detail, "predicted_s": option.predicted_s}
 
 
@@ -143,7 +148,7 @@ def _summary_lines(machine: Cluster, chosen: Plan) -> list[str]:
 
 
 def _extrapolation_text(machine: Cluster, chosen: Plan) -> str:
-    """Return " (extrapolated)", with the measured sizes of the shape if there are any; "" inside their range."""
+    """Return " (extrapolated)", with the measured sizes of the shape if there are any, or "" inside their range."""
     if not chosen.extrapolated:
         return ""
     known = known_sizes(machine, len(chosen.ranks), chosen.op, chosen.dtype)
@@ -154,7 +159,8 @@ def _extrapolation_text(machine: Cluster, chosen: Plan) -> str:
 
 
 def _field(name: str, text: str) -> list[str]:
-    return field(name, text, label=14)
+    """Return the lines of a figure of the page."""
+    return field(name, text, label_width=14)
 
 
 def _crossing_text(crossing: Crossing, nbytes: int) -> str:
@@ -180,6 +186,14 @@ def _alternative_lines(chosen: Plan, limit: int) -> Iterator[str]:
 
 
 def _list_options(chosen: Plan, options: Sequence[Alternative], limit: int, rest: str) -> Iterator[str]:
+    """Yield a line for each of some algorithms, with its time and how much slower it is than the chosen one.
+
+    Args:
+        chosen: The plan.
+        options: The algorithms, all with a predicted time.
+        limit: How many of them are shown.
+        rest: What the others are called.
+    """
     for option in options[:limit]:
         assert option.predicted_s is not None
         more = f"{option.predicted_s / chosen.predicted_s - 1:+.0%}" if chosen.predicted_s else ""
@@ -190,4 +204,5 @@ def _list_options(chosen: Plan, options: Sequence[Alternative], limit: int, rest
 
 
 def _algorithm_text(algorithm: str, detail: str) -> str:
+    """Return an algorithm and its variant, if it has one."""
     return f"{algorithm} ({detail})" if detail else algorithm

@@ -19,6 +19,9 @@ OPTIONS = {
     "chunks": shared_option("chunks"),
 }
 
+_MOST_CELLS, _MOST_COMPARED = 1 << 20, 1 << 18
+"""Largest product of ranks, of ranks and microbatches, and of chunks; and largest that is compared, in a minute."""
+
 
 def result(name: str, options: Mapping[str, Any]) -> Result:
     """Return a schedule: functions of its document and of its page.
@@ -62,7 +65,13 @@ def _find_schedule(name: str, options: Mapping[str, Any]) -> PipelineSchedule:
             ranks = index(options.get("ranks", "4"))
         except UsageError as error:
             raise UsageError(f"--ranks: {error}") from None
-        return make(name, ranks=ranks, microbatches=options.get("microbatches", 8), chunks=options.get("chunks"))
+        microbatches, chunks = options.get("microbatches", 8), options.get("chunks")
+        family = FAMILIES.get(name.lower())
+        pieces = (family.chunks if family else None) or chunks or 2
+        if (cells := ranks * (ranks + microbatches) * pieces) > _MOST_CELLS:
+            product = "ranks * (ranks + microbatches) * chunks"
+            raise UsageError(f"--ranks, --microbatches, --chunks: expected {product} up to {_MOST_CELLS}, got {cells}")
+        return make(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
     try:
         return PipelineSchedule.parse(path.read_text(encoding="utf-8"), name=path.name)
     except (OSError, UnicodeDecodeError) as error:
@@ -70,12 +79,13 @@ def _find_schedule(name: str, options: Mapping[str, Any]) -> PipelineSchedule:
 
 
 def _formula_idle_time(schedule: PipelineSchedule) -> int | None:
+    """Return the idle time by the published formula, or None for a schedule that is no published one."""
     family = FAMILIES.get(schedule.name)
     return family.bubble(schedule.ranks, schedule.microbatches, Durations()) if family else None
 
 
 def _summary_lines(schedule: PipelineSchedule) -> list[str]:
-    """Return the lines below the grid: the size of the schedule, its idle time, and the activations held at once."""
+    """Return the lines above the grid: the size of the schedule, its idle time, and the activations held at once."""
     timing, formula = schedule.timing(), _formula_idle_time(schedule)
     least, most = min(timing.bubble), max(timing.bubble)
     idle = f"{least}" if least == most else f"{least} to {most}"
@@ -92,14 +102,17 @@ def _summary_lines(schedule: PipelineSchedule) -> list[str]:
 
 
 def _comparison_table(schedule: PipelineSchedule, chunks: int | None) -> list[str]:
-    """Return a table of all published schedules for this number of ranks and microbatches, and one model."""
+    """Return a table of all published schedules for this number of ranks and microbatches, or why there is none."""
     per_rank = schedule.stages // schedule.ranks
+    if (cells := schedule.stages * (schedule.ranks + schedule.microbatches)) > _MOST_COMPARED:
+        return [f"not compared with others: stages * (ranks + microbatches) is {cells}, above {_MOST_COMPARED}"]
     # If a rank's part is cut into pieces, a unit of time is smaller by that factor.
     durations = Durations(forward=per_rank, input_gradient=per_rank, weight_gradient=per_rank)
     lines = ["schedule              time  idle  share  held at once (of a rank's whole part)"]
     for name in FAMILIES:
         pieces = FAMILIES[name].chunks or chunks or 2
         try:
+            # some schedules do not exist for these numbers
             candidate = make(name, ranks=schedule.ranks, microbatches=schedule.microbatches, chunks=pieces)
         except UsageError:
             continue

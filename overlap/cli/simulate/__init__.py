@@ -21,7 +21,7 @@ from .page import describe, draw_timelines, page_lines
 from .setting import PARAMETERS, check_setting
 from .simulation import SimulatedRun, showing_progress, simulate
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Run a program unchanged on a modelled cluster, in deterministic virtual time: how long its step takes, how much of it
 is communication, and how much of that is exposed.
 
@@ -30,7 +30,7 @@ clock=overlap.Virtual(...). Computes take the time that they state: seconds=, or
 device's peak.
 """
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   overlap simulate --cluster "trn2.48xlarge x4" train.py --epochs 3
   overlap simulate --cluster "trn2.48xlarge x4" --json train.py
@@ -47,9 +47,8 @@ OPTIONS["state_dir"] = shared_option("state_dir", "in virtual time nothing is ke
 _USUAL = {"cluster", "nodes", "ranks", "algorithm", "efficiency", "jitter"}
 
 
-def fill(parser: Parser) -> None:
-    """Add the description and the options of the command to its parser."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+def add_arguments(parser: Parser) -> None:
+    """Add the options of the command to its parser."""
     add_options(parser, OPTIONS, usual={"trace", "json"})
     group = parser.add_argument_group("the cluster and what is assumed of it")
     add_options(group, PARAMETERS, usual=_USUAL)
@@ -81,7 +80,13 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _page_lines(args: argparse.Namespace, runs: Sequence[SimulatedRun], wall_s: float) -> Iterator[str]:
-    """Yield the lines of all runs, and print their pictures."""
+    """Yield the lines of all runs, and print their pictures.
+
+    Args:
+        args: Options of the command.
+        runs: The runs.
+        wall_s: Real time that they took together.
+    """
     from ..console import Console
 
     console = Console(width=args.width, highlight=False)

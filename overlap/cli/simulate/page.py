@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from topology import Cluster
 
 from ...config import RunConfig
-from ...simulation import AlikeBy, Profile
-from ...simulation.compute_cost import short_dtype
+from ...simulation.compute_cost import Profile, short_dtype
+from ...simulation.symmetry import AlikeBy
 from ...timeline.draw.view import TimelineView
 from ...timeline.spans import Timeline
 from ...units import format_bytes, wrapped
@@ -25,20 +25,27 @@ _LISTED = 4  # shapes that are named
 
 
 def page_lines(outcome: StepSummary, request: RunConfig, wall_s: float, width: int) -> list[str]:
-    """Return the page of a simulated run: its assumptions, the times of its median step, and its communication."""
+    """Return the page of a simulated run: its assumptions, the times of its median step, and its communication.
+
+    Args:
+        outcome: Measures of the run.
+        request: Its configuration.
+        wall_s: Real time that the command has simulated for.
+        width: Columns of the page.
+    """
     row, field = outcome.longest, partial(figure_lines, width=width)
     step = f"the median one of {outcome.steps} (step {outcome.step})" if outcome.steps else "the whole run"
     ratio = "n/a" if row.overlap_ratio is None else f"{row.overlap_ratio:.1%}"
     return [
         *wrapped(f"{_machine_text(request)}, {_ranks_text(outcome.world_size)}, virtual time", width, rest="  "),
         *field("assumed", "; ".join([*assumption_lines(request), *_dtype_warnings(outcome, request)])),
-        *field("step time", f"{exact(row.wall_ns)}, {step}, of rank {row.rank}, the longest"),
-        *field("  compute", f"{exact(row.compute_ns)}"),
-        *field("  communication", f"{exact(row.comm_ns)}"),
-        *field("    hidden", f"{exact(row.overlapped_ns)}, overlap ratio {ratio}"),
-        *field("    exposed", f"{exact(row.exposed_ns)}, {outcome.exposed_share:.1%} of the step"),
-        *(field("  queued", f"{exact(row.queued_ns)}") if row.queued_ns else []),
-        *field("  idle", f"{exact(row.idle_ns)}"),
+        *field("step time", f"{format_exact(row.wall_ns)}, {step}, of rank {row.rank}, the longest"),
+        *field("  compute", f"{format_exact(row.compute_ns)}"),
+        *field("  communication", f"{format_exact(row.comm_ns)}"),
+        *field("    hidden", f"{format_exact(row.overlapped_ns)}, overlap ratio {ratio}"),
+        *field("    exposed", f"{format_exact(row.exposed_ns)}, {outcome.exposed_share:.1%} of the step"),
+        *(field("  queued", f"{format_exact(row.queued_ns)}") if row.queued_ns else []),
+        *field("  idle", f"{format_exact(row.idle_ns)}"),
         *field("extrapolated", extrapolation_text(outcome)),
         *field("simulated in", f"{wall_s:.2f} s"),
     ]
@@ -59,15 +66,13 @@ def assumption_lines(request: RunConfig) -> list[str]:
     rates = f"{virtual.efficiency:.4g} of the {virtual.dtype} peak and {virtual.memory_efficiency:.4g} of the memory's"
     profile = virtual.profile
     source = profile.source if isinstance(profile, Profile) else profile
-    by = f"what they took in {source}, others " if source else ""
-    nic = "Peer Direct" if virtual.peer_direct else "copies through the host"
-    algorithm = [f"{request.algorithm} wherever it exists"] if request.algorithm else []
+    stated = f"what they state, or reach {rates} bandwidth"
     return [
-        f"computes take {by}what they state, or reach {rates} bandwidth",
-        nic,
-        *algorithm,
+        f"computes take what they took in {source}, others {stated}" if source else f"computes take {stated}",
+        "Peer Direct" if virtual.peer_direct else "copies through the host",
+        *([f"{request.algorithm} wherever it exists"] if request.algorithm else []),
         str(virtual.conditions),
-        *([f"things go wrong as {virtual.faults} wants it"] if virtual.faults else []),
+        *([f"faults are planned by {virtual.faults}"] if virtual.faults else []),
         str(virtual.interference),
         *(["shapes only"] if virtual.shapes_only else []),
         *_alike_text(virtual.alike),
@@ -75,7 +80,7 @@ def assumption_lines(request: RunConfig) -> list[str]:
 
 
 def _dtype_warnings(outcome: StepSummary, request: RunConfig) -> list[str]:
-    """Say which arrays are of another dtype than the peak that computes are priced by."""
+    """Return a warning if arrays have another dtype than the peak that computes are priced by."""
     assert request.virtual is not None
     peak = request.virtual.dtype
     others = sorted({shape.dtype for shape in outcome.shapes if "float" in shape.dtype} - {peak})
@@ -85,10 +90,11 @@ def _dtype_warnings(outcome: StepSummary, request: RunConfig) -> list[str]:
 
 
 def _alike_text(alike: AlikeBy) -> list[str]:
-    """Return the assumption that ranks are alike in words; nothing if every rank runs."""
+    """Return the assumption that ranks are alike in words, or nothing if every rank runs."""
     if not alike:
         return []
-    who = "ranks of a class" if callable(alike) else "all ranks" if alike == 1 else f"ranks of each of {alike} blocks"
+    blocks = "all ranks" if alike == 1 else f"ranks of each of {alike} blocks"
+    who = "ranks of a class" if callable(alike) else blocks
     return [f"{who} behave alike, and two of them run for all"]
 
 
@@ -99,6 +105,7 @@ def shape_text(shape: Shape) -> str:
 
 
 def _ranks_text(count: int) -> str:
+    """Return a number of ranks in words."""
     return f"{count} rank{'s' * (count != 1)}"
 
 
@@ -114,20 +121,29 @@ def extrapolation_text(outcome: StepSummary) -> str:
     return f"{len(outcome.extrapolated)} of {len(outcome.shapes)} kinds of communication: {named}{more}"
 
 
-def exact(duration_ns: int) -> str:
+def format_exact(duration_ns: int) -> str:
     """Write a time to the nanosecond: `60.265170 ms`."""
     millis, nanos = divmod(duration_ns, 10**6)
     return f"{millis}.{nanos:06d} ms"
 
 
 def draw_timelines(timeline: Timeline, outcome: StepSummary, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
-    """Draw the median step lane by lane, and then give the verdict on it."""
+    """Yield the lines of a picture of the median step, lane by lane, and of the verdict on that step.
+
+    Args:
+        timeline: The run.
+        outcome: Measures of the run, with the median step.
+        width: Columns of the picture.
+        ascii: Whether to draw with plain characters.
+        color: Whether to draw in colours.
+    """
     from rich.text import Text
 
     view = TimelineView(timeline, step=outcome.step)
     lines = view.lines(width=width, ascii=ascii, color=color)
-    first, last = lines.index([]), len(lines) - lines[::-1].index([])  # between them is a table
-    for line in [*lines[:first], [], *lines[last:]]:
+    # The view has two empty lines, around its table. The figures of this page replace the table.
+    table_start, table_end = (number for number, line in enumerate(lines) if not line)
+    for line in [*lines[:table_start], *lines[table_end:]]:
         yield Text.assemble(*line, no_wrap=True, overflow="crop")
 
 

@@ -13,8 +13,8 @@ from ...config import RunConfig
 from ...cost.select import check_algorithm
 from ...processes.real_time import DEFAULT_RANKS, find_cluster
 from ...settings import Option
-from ...simulation import Roofline
-from ...units import integer, number, switch
+from ...simulation.compute_cost import Roofline
+from ...units import integer, number, parse_yes_no
 from ..options import shared_option
 
 PARAMETERS: Mapping[str, Option] = {
@@ -27,7 +27,7 @@ PARAMETERS: Mapping[str, Option] = {
     "efficiency": Option(read=number, metavar="E", help="share of the peak that computes reach"),
     "memory_efficiency": Option(read=number, metavar="E", help="share of the memory's bandwidth that they reach"),
     "peer_direct": shared_option("peer_direct", "by network adapters"),
-    "shapes_only": Option(read=switch, help="arrays have shape and dtype, and no data"),
+    "shapes_only": Option(read=parse_yes_no, help="arrays have shape and dtype, and no data"),
     "alike": Option(
         read=integer,
         metavar="N",
@@ -48,11 +48,14 @@ LOCAL = "local"
 
 
 def check_setting(values: Mapping[str, object]) -> dict[str, Any]:
-    """Check the values, except for those checks that need the program's own cluster and assumptions.
+    """Return a copy of a setting, after the checks that are possible without the program.
+
+    Args:
+        values: Values of options of a simulation, by name.
 
     Raises:
-        UsageError: If a value is impossible.
-        TopologyError: If there is no such cluster, or it is too small.
+        UsageError: A value is impossible.
+        TopologyError: There is no such cluster, or it is too small.
     """
     setting = dict(values)
     if "algorithm" in setting:
@@ -60,22 +63,22 @@ def check_setting(values: Mapping[str, object]) -> dict[str, Any]:
     if "cluster" in setting:
         revise_config(setting, RunConfig())
     else:
-        _revised_virtual(setting, Virtual())
+        _override_virtual(setting, Virtual())
     return setting
 
 
 def revise_config(values: Mapping[str, Any], config: RunConfig) -> RunConfig:
-    """Return the configuration that a program asks for, changed by the values of a setting.
+    """Return the configuration of a program, changed by the values of a setting.
 
     Args:
-        values: By name, from `check_setting`. Everything else stays as the program asks.
+        values: Result of `check_setting`: values by name. Everything else stays as in the program.
         config: The configuration of the program.
 
     Raises:
-        UsageError: If the two do not go together.
-        TopologyError: If there is no such cluster, or it is too small.
+        UsageError: The two do not fit together.
+        TopologyError: There is no such cluster, or it is too small.
     """
-    cluster, virtual = _revised_cluster(values, config), _revised_virtual(values, config.virtual or Virtual())
+    cluster, virtual = _override_cluster(values, config), _override_virtual(values, config.virtual or Virtual())
     Roofline.of(
         cluster,
         dtype=virtual.dtype,
@@ -92,8 +95,16 @@ def revise_config(values: Mapping[str, Any], config: RunConfig) -> RunConfig:
     )
 
 
-def _revised_cluster(values: Mapping[str, Any], config: RunConfig) -> topology.Cluster:
-    """Return the cluster of the setting, or the program's cluster in another size."""
+def _override_cluster(values: Mapping[str, Any], config: RunConfig) -> topology.Cluster:
+    """Return the cluster that a setting names, or the program's cluster in the size that the setting names.
+
+    Args:
+        values: Values by name, see `PARAMETERS`.
+        config: The configuration of the program.
+
+    Raises:
+        TopologyError: If there is no such cluster, or it is too small.
+    """
     size = _select_values(values, _SIZE)
     if "cluster" in values:
         if values["cluster"] == LOCAL:
@@ -102,18 +113,30 @@ def _revised_cluster(values: Mapping[str, Any], config: RunConfig) -> topology.C
     chosen = find_cluster(config.cluster, config.ranks)
     if not size:
         return chosen
-    anynumber = chosen.machine.devices is None
-    same = {"nodes": chosen.nodes, "lnc": chosen.lnc, "ranks": chosen.world_size if anynumber else None}
-    return topology.Cluster.of(chosen.machine, **{**same, **size}, strict=chosen.strict, edition=chosen.edition)
+    # a machine without a fixed number of devices has as many as the ranks need, so the number of ranks is kept
+    has_fixed_devices = chosen.machine.devices is not None
+    ranks = None if has_fixed_devices else chosen.world_size
+    kept_size = {"nodes": chosen.nodes, "lnc": chosen.lnc, "ranks": ranks}
+    return topology.Cluster.of(chosen.machine, **{**kept_size, **size}, strict=chosen.strict, edition=chosen.edition)
 
 
-def _revised_virtual(values: Mapping[str, Any], base: Virtual) -> Virtual:
-    conditions = replace(base.conditions, **_select_values(values, _CONDITIONS))
-    implied = {"shapes_only": True} if values.get("alike") else {}
-    faults = replace(base.faults or Faults(), seed=values["fault_seed"]) if "fault_seed" in values else base.faults
-    assumed = {**implied, **_select_values(values, _ASSUMED)}
-    return replace(base, **assumed, conditions=conditions, faults=faults)
+def _override_virtual(setting: Mapping[str, Any], program_virtual: Virtual) -> Virtual:
+    """Return the program's assumptions on virtual time, overridden by the values that a setting names.
+
+    Args:
+        setting: Values by name, see `PARAMETERS`.
+        program_virtual: The assumptions of the program.
+    """
+    conditions = replace(program_virtual.conditions, **_select_values(setting, _CONDITIONS))
+    # --alike simulates ranks that do not run, and have no data
+    implied = {"shapes_only": True} if setting.get("alike") else {}
+    faults = program_virtual.faults
+    if "fault_seed" in setting:
+        faults = replace(faults or Faults(), seed=setting["fault_seed"])
+    assumed = {**implied, **_select_values(setting, _ASSUMED)}
+    return replace(program_virtual, **assumed, conditions=conditions, faults=faults)
 
 
 def _select_values(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the values that have one of the names, by name."""
     return {name: values[name] for name in names if name in values}

@@ -61,32 +61,30 @@ class StepSummary:
 
 
 def summarize_timeline(timeline: Timeline, cluster: Cluster) -> StepSummary:
-    """Read a timeline of virtual time.
+    """Return the measures of the median step of a simulated run, see `StepSummary`.
 
     Args:
-        timeline: Of one run.
-        cluster: That it was simulated on.
+        timeline: Timeline of the run.
+        cluster: The cluster on which the run was simulated.
 
     Raises:
         UsageError: If the timeline is empty.
     """
     step = median_step(timeline)
     rows = of_steps(breakdowns(timeline, step=step))
+    # the rank with the longest step; of equal ones, with most exposed time, most compute, the lowest rank
     longest = min(rows, key=lambda row: (-row.wall_ns, -row.exposed_ns, -row.compute_ns, row.rank))
     spans = list(timeline.chosen(issued_in(timeline, rank_windows(timeline, step=step), step)))
-    shapes = {
-        Shape(op=info.op, nbytes=info.nbytes, dtype=info.dtype, ranks=len(info.ranks))
-        for span in spans if (info := span.info)
-    }  # fmt: skip
+    infos = [span.info for span in spans if span.info is not None]
+    shapes = sorted({Shape(op=each.op, nbytes=each.nbytes, dtype=each.dtype, ranks=len(each.ranks)) for each in infos})
+    outside = [each for each in shapes if not is_measured(cluster, each.ranks, each.op, each.nbytes, each.dtype)]
     return StepSummary(
         world_size=timeline.world_size,
         step=step,
         steps=len(timeline.steps()),
         longest=longest,
-        shapes=tuple(sorted(shapes)),
-        extrapolated=tuple(
-            each for each in sorted(shapes) if not is_measured(cluster, each.ranks, each.op, each.nbytes, each.dtype)
-        ),
+        shapes=tuple(shapes),
+        extrapolated=tuple(outside),
         rated="peak" in timeline.meta,
     )
 
@@ -134,13 +132,16 @@ def simulate(
     timelines: list[tuple[RunConfig, Timeline]] = []
 
     def revise(asked: RunConfig) -> RunConfig:
+        """Return the configuration of a run of the program, changed by the setting, and keep it."""
         requests.append(revise_config(setting, asked))
         return requests[-1]
 
     def watch(timeline: Timeline) -> None:
+        """Keep the timeline of a run that has ended, and its configuration: that of the last run that began."""
         timelines.append((requests[-1], timeline))
 
     def beat(now_ns: int, step: int | None) -> None:
+        """Pass a sign of progress on, with the configuration of the run."""
         assert pulse is not None
         pulse(requests[-1], now_ns, step)
 
@@ -159,7 +160,7 @@ def simulate(
 
 @contextmanager
 def showing_progress() -> Iterator[Callable[[RunConfig, int, int | None], None]]:
-    """Yield a function that prints the virtual time of a long simulation, and once how it would take less time.
+    """Yield a function that prints the virtual time of a long simulation, and the first time a hint how to shorten it.
 
     Raises:
         Terminated: If a signal ends the process; a message was printed.
@@ -167,7 +168,13 @@ def showing_progress() -> Iterator[Callable[[RunConfig, int, int | None], None]]
     due_s, is_shown = monotonic() + _FIRST_S, False
 
     def pulse(request: RunConfig, now_ns: int, step: int | None) -> None:
-        """Print the number of ranks and the virtual time, at most every `_AGAIN_S`; the first time with the hint."""
+        """Print the number of ranks and the virtual time, at most every `_AGAIN_S`; the first time with the hint.
+
+        Args:
+            request: Configuration of the run.
+            now_ns: The virtual time.
+            step: The newest step; None: none has begun.
+        """
         nonlocal due_s, is_shown
         if monotonic() < due_s:
             return
@@ -178,21 +185,23 @@ def showing_progress() -> Iterator[Callable[[RunConfig, int, int | None], None]]
         due_s, is_shown = monotonic() + _AGAIN_S, True
 
     try:
+        # A block that ends well leaves the filters of the process as they were.
         with catch_warnings(), handling_signals():
-            _ignore_interrupted()
+            _ignore_unawaited_coroutines()
             yield pulse
     except (KeyboardInterrupt, SystemExit):
-        _ignore_interrupted()
+        # The coroutines of the interrupted ranks may be collected later, when the block has restored the filters.
+        _ignore_unawaited_coroutines()
         raise
 
 
-def _ignore_interrupted() -> None:
-    """Ignore warnings of coroutines that an interrupt left without an await, also when they are collected later."""
+def _ignore_unawaited_coroutines() -> None:
+    """Ignore warnings of coroutines that an interrupt has left without an await."""
     filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
 
 
 def _alike_hint(request: RunConfig, ranks: int) -> str:
-    """Return a hint to simulate two ranks for all; "" for a run that already does, or whose ranks may differ."""
+    """Return a hint to simulate two ranks for all, or "" for a run that already does, or whose ranks may differ."""
     virtual = request.virtual
     assert virtual is not None
     if ranks <= 2 or virtual.alike or virtual.faults or not virtual.conditions.calm:

@@ -8,26 +8,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import UsageError
-from ...explain.oddities import oddities
+from ...explain.oddities import describe_oddities
 from ...explain.profiles import explain_profiles
 from ...explain.rank import RankReport, measure_profile
 from ...launch.report import EXIT_FAILED
 from ...notice import notify
 from ...ranklist import listed, parse_rank_list
 from ...settings import Option
+from ...timeline.files.children import read_files
 from ...timeline.files.kineto import profile_timeline
 from ...timeline.files.merge import merged
-from ...timeline.files.packed import is_profile, read_beginning
+from ...timeline.files.packed import is_profile, named_in_errors, read_beginning
 from ...timeline.files.profile import read_profile
-from ...timeline.files.reading import named_in_errors, read_trace
+from ...timeline.files.reading import read_trace
 from ...timeline.files.trace import write_trace
 from ...timeline.measure.steps import median_step
 from ...timeline.spans import Timeline
-from ...units import switch
+from ...units import parse_yes_no
 from ..options import add_options, check_width, shared_option
 from ..output import output_path, try_to_write
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Show which ranks computed, which communicated, and how much communication was hidden or exposed.
 
 Every rank has a compute lane and lanes for its communication streams on one time axis. Communication under compute is
@@ -42,7 +43,7 @@ which a device did nothing but copy or set memory. Profiles of PyTorch are shown
 host did while a device was idle. The last line is the verdict: how long the step takes, and the means of its ranks.
 """
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   overlap run --trace run.trace.json train.py
   overlap timeline run.trace.json --step 3 --rank 0,4-7
@@ -62,14 +63,13 @@ OPTIONS = {
     "all": shared_option("all", "otherwise ranks that are alike share a row"),
     "width": shared_option("width"),
     "ascii": shared_option("ascii"),
-    "ops": Option(read=switch, help="the cost of each operation, by place in the program"),
-    "critical_path": Option(read=switch, help="the chain of work that made the step as long as it is"),
+    "ops": Option(read=parse_yes_no, help="the cost of each operation, by place in the program"),
+    "critical_path": Option(read=parse_yes_no, help="the chain of work that made the step as long as it is"),
 }  # fmt: skip
 
 
-def fill(parser: argparse.ArgumentParser) -> None:
-    """Add the description and the options of the command to its parser."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
     parser.add_argument("files", nargs="+", metavar="FILE", help="trace file, .json or .json.gz; several are merged")
     add_options(parser, OPTIONS)
 
@@ -81,14 +81,14 @@ def main(args: argparse.Namespace) -> int:
         UsageError: The file cannot be read or understood, or an option does not fit it.
     """
     args.output = output_path(args.output, option="--output")
-    _check_output(args)
+    _refuse_options_beside_output(args)
     if args.output is not None and not args.output.endswith(".svg"):
         timeline = merged([read_trace(file) for file in args.files])
         written = try_to_write(lambda: write_trace(timeline, args.output), args.output, option="--output")
         return 0 if written else EXIT_FAILED
     check_width(args.width)
     timeline, profiles = _read_files(args.files)
-    if wrong := oddities(timeline):
+    if wrong := describe_oddities(timeline):
         notify(wrong)
     ranks = _read_ranks(args.rank)
     step, sentence = _read_step(args.step, timeline), None
@@ -108,40 +108,52 @@ def main(args: argparse.Namespace) -> int:
 
 def _read_files(files: Sequence[str]) -> tuple[Timeline, list[RankReport]]:
     """Return the timeline of files, and reports on those of PyTorch's profiler, each of which is read once."""
-    timelines, profiles = [], []
-    for file in files:
-        if not os.path.isfile(file) or not is_profile(read_beginning(Path(file))):
-            timelines.append(read_trace(file))
-            continue
-        with named_in_errors(file):
-            profile = read_profile(file)
-            timelines.append(profile_timeline(profile))
-            profiles.append(measure_profile(profile))
-    if profiles and len(profiles) < len(files):
+    are_profiles = [os.path.isfile(file) and is_profile(read_beginning(Path(file))) for file in files]
+    if not any(are_profiles):
+        return merged([read_trace(file) for file in files]), []
+    if not all(are_profiles):
+        read_trace(files[are_profiles.index(False)])  # refused by its name if it cannot be read
         raise UsageError(
             "timeline: some of the files are profiles of PyTorch, and some are not: name files of one kind"
         )
-    return merged(timelines), profiles
+    timelines, reports = [], []
+    for profile in read_files(_read_profile, [Path(file) for file in files]):
+        if isinstance(profile, UsageError):
+            raise profile
+        timelines.append(profile[0])
+        reports.append(profile[1])
+    return merged(timelines), reports
+
+
+def _read_profile(path: Path) -> tuple[Timeline, RankReport]:
+    """Return the timeline of a file of PyTorch's profiler, and the report on it."""
+    with named_in_errors(path):
+        profile = read_profile(path)
+        return profile_timeline(profile), measure_profile(profile)
 
 
 _PICTURE = ("step", "rank", "all", "ascii")
 """Options of a picture, which `-o FILE.svg` takes."""
 
 
-def _check_output(args: argparse.Namespace) -> None:
-    """Raise `UsageError` for options that `-o` cannot do at the same time."""
+def _refuse_options_beside_output(args: argparse.Namespace) -> None:
+    """Raise `UsageError` if `-o` is given together with an option that it does not support."""
     if args.output is None:
         return
     for option in (*(() if args.output.endswith(".svg") else _PICTURE), "width", "ops", "critical_path"):
         if getattr(args, option) not in (None, False):
+            flag = f"--{option.replace('_', '-')}"
             raise UsageError(
-                f"-o, --{option.replace('_', '-')}: one or the other; -o only writes a file: the files as one trace "
-                "file, or the picture as SVG"
+                f"{flag}: not possible with -o, which writes one trace file, or FILE.svg; leave out {flag} or -o"
             )
 
 
 def _read_step(text: str | None, timeline: Timeline) -> int | None:
-    """Return the step that `--step` names: by default the median one, None for "all"; `UsageError` for another word."""
+    """Return the step that `--step` names; without the option the median step, for "all" None.
+
+    Raises:
+        UsageError: The text is neither a number nor "all".
+    """
     if text is None:
         return median_step(timeline)
     if text == "all":
@@ -154,6 +166,7 @@ def _read_step(text: str | None, timeline: Timeline) -> int | None:
 
 
 def _read_ranks(text: str | None) -> tuple[int, ...] | None:
+    """Return the ranks that `--rank` lists, or None if it is not given."""
     if text is None:
         return None
     try:

@@ -22,12 +22,21 @@ from .tables import critical_path_table, operations_table
 def print_pages(
     args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None, view: TimelineView
 ) -> None:
-    """Print the picture, or the tables for which the options ask, and the last line."""
+    """Print the wires and the picture, or the tables for which the options ask and the sentence of the picture.
+
+    Args:
+        args: Options of the command: `width`, `step`, `ops` and `critical_path`.
+        timeline: The timeline.
+        step: The step; None: the whole run.
+        ranks: The ranks to show; None: all.
+        view: The picture.
+    """
     console = Console(width=args.width, highlight=False, markup=False, emoji=False)
     console.width = max(console.width, MIN_WIDTH)  # on a terminal that is too narrow, lines wrap and nothing is cut
     lines: list[str] = []
     if args.step is None and step is not None:
-        lines.append(f"showing step {step}, the median of {len(timeline.steps())} by wall time (--step N|all)")
+        shown = f"showing step {step}, the median of {len(timeline.steps())} by wall time (--step N|all)"
+        lines += wrapped(shown, console.width)
     if args.ops:
         rows = operations(timeline, step=step, ranks=ranks)
         lines += [*operations_table(rows, ranks=view.counted, width=console.width), ""]
@@ -56,7 +65,7 @@ _SVG_COLUMNS = 140
 
 
 def write_svg(view: TimelineView, path: str) -> bool:
-    """Write the picture as SVG; return False if it could not be written."""
+    """Write the picture as SVG, and return False if it could not be written."""
     recorder = RichConsole(file=StringIO(), record=True, width=_SVG_COLUMNS, color_system="truecolor")
     recorder.print(view)
     return write_file(recorder.export_svg(title=view.sentence, theme=DEFAULT_TERMINAL_THEME), path, option="--output")

@@ -10,7 +10,13 @@ from ...units import columns, figure, figure_unit, format_bytes
 
 
 def operations_table(rows: Sequence[Operations], *, ranks: int, width: int) -> list[str]:
-    """Return the table of operations; times and calls are means of `ranks` ranks, other figures means of the calls."""
+    """Return the table of operations; times and calls are means of the ranks, other figures means of the calls.
+
+    Args:
+        rows: Figures of the operations, summed over ranks.
+        ranks: How many ranks.
+        width: Columns of the table.
+    """
     if not rows:
         return ["communication: none recorded"]
     unit, unit_ns = figure_unit(max(max(row.exposed_ns // ranks, row.transfer_ns // row.count) for row in rows))
@@ -35,9 +41,16 @@ def operations_table(rows: Sequence[Operations], *, ranks: int, width: int) -> l
 
 
 def critical_path_table(path: Sequence[PathLink], *, width: int, rows_at_most: int = 12) -> list[str]:
-    """Return the table of the parts of the critical path, the longest first."""
+    """Return the table of the parts of the critical path, the longest first.
+
+    Args:
+        path: The path.
+        width: Columns of the table.
+        rows_at_most: How many parts get a row; a last line sums up the others.
+    """
     parts: dict[tuple[int, str], tuple[int, int]] = {}
     for link in path:
+        # links of one rank and one name are one part
         ns, times = parts.get((link.rank, str(link)), (0, 0))
         parts[link.rank, str(link)] = ns + link.duration_ns, times + 1
     total_ns = sum(link.duration_ns for link in path)

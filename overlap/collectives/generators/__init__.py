@@ -1,6 +1,7 @@
 """Generators of schedules, by collective and algorithm.
 
-A generator of yours is a function like these, entered in the same table.
+To add an algorithm, write a function like these and enter it in `GENERATORS`. In the costs that docstrings state, n is
+the number of bytes of the whole vector: of a rank's input or result, whichever is larger.
 """
 
 from __future__ import annotations
@@ -15,9 +16,6 @@ from ..pattern import Pattern
 from ..schedule import ROOTED, Schedule
 from ..tablewriter import reverse_scatter
 from . import along_rings, composed, doubling, layouts, mesh, rank_order, tree
-from . import doubling as bruck
-from . import mesh as direct
-from . import tree as double_tree
 from .families import FROM_ROOT, READINGS, SPREADING
 from .sizes import fits, misfit
 
@@ -27,26 +25,39 @@ Generator: TypeAlias = Callable[..., Schedule]
 
 
 def _from_pattern(collective: str, algorithm: str, make: Callable[..., Pattern]) -> Generator:
-    """Return the generator of a collective and algorithm, which reads a pattern of the algorithm."""
+    """Return the generator that makes a pattern and reads it as a collective.
+
+    Args:
+        collective: One of `READINGS`.
+        algorithm: Name of the algorithm.
+        make: Makes the pattern (the edges that chunks travel) from the size and the options of the algorithm.
+    """
+    make_schedule = READINGS[collective]  # reads the edges forwards, backwards, or both ways
 
     def generator(size: int, **options: object) -> Schedule:
-        return READINGS[collective](algorithm, make(size, **options))
+        return make_schedule(algorithm, make(size, **options))
 
     return generator
 
 
 def _from_root_pattern(collective: str, algorithm: str, make: Callable[..., Pattern]) -> Generator:
-    """Return the generator of a collective with a root, made from a pattern of broadcasts."""
-    lower = read.broadcast if collective == "broadcast" else read.reduce
+    """Return the generator of a broadcast or reduce, made from the pattern of a broadcast.
+
+    Args:
+        collective: "broadcast", or "reduce", which reads the pattern backwards.
+        algorithm: Name of the algorithm.
+        make: Makes the pattern from the size, the root and the options of the algorithm.
+    """
+    make_schedule = read.broadcast if collective == "broadcast" else read.reduce
 
     def generator(size: int, *, root: int = 0, **options: object) -> Schedule:
-        return lower(algorithm, make(size, root, **options), root)
+        return make_schedule(algorithm, make(size, root, **options), root)
 
     return generator
 
 
 def _gather_from(scatter: Generator) -> Generator:
-    """Return the generator of the gather that is a scatter read backwards."""
+    """Return the generator of the gather that sends a scatter's messages in reverse."""
 
     def generator(size: int, **options: object) -> Schedule:
         return reverse_scatter(scatter(size, **options))
@@ -55,9 +66,13 @@ def _gather_from(scatter: Generator) -> Generator:
 
 
 def _rdh_all_reduce(size: int, *, devices: Sequence[Sequence[int]] | None = None) -> Schedule:
-    """Reduce over a power of two of the ranks, or over the devices of a machine if these are given."""
-    folded = devices is None
-    pattern = doubling.folded_halving_doubling(size) if folded else layouts.rdh(size, devices=devices)
+    """Return Rabenseifner's all-reduce: halving and doubling over ranks, or over the `devices` of a machine.
+
+    Args:
+        size: Ranks. If it is no power of two, the surplus ranks first give their input to a neighbour.
+        devices: The ranks of each device; None: exchange over ranks.
+    """
+    pattern = doubling.folded_halving_doubling(size) if devices is None else layouts.rdh(size, devices=devices)
     return read.all_reduce("rdh", pattern)
 
 
@@ -74,17 +89,19 @@ GENERATORS: dict[str, dict[str, Generator]] = {
     "reduce": {
         _BACKWARDS.get(n, n): _from_root_pattern("reduce", _BACKWARDS.get(n, n), make) for n, make in FROM_ROOT.items()
     },
-    "all_to_all": {"mesh": mesh.all_to_all, "pairwise": direct.pairwise, "bruck": bruck.all_to_all},
+    "all_to_all": {"mesh": mesh.all_to_all, "pairwise": mesh.pairwise, "bruck": doubling.bruck_all_to_all},
     "gather": {name: _gather_from(make) for name, make in _SCATTERS.items()},
     "scatter": {**_SCATTERS},
     "permute": {"mesh": mesh.permute},
 }
 for _name in ("binomial", "chain", "binary_tree"):
     GENERATORS["all_reduce"][_name] = _from_pattern("all_reduce", _name, partial(FROM_ROOT[_name], root=0))
-GENERATORS["all_reduce"]["double_binary_tree"] = _from_pattern("all_reduce", "double_binary_tree", double_tree.over_all)
+GENERATORS["all_reduce"]["double_binary_tree"] = _from_pattern(
+    "all_reduce", "double_binary_tree", tree.double_tree_over_all
+)
 GENERATORS["all_reduce"]["recursive_doubling"] = doubling.recursive_doubling_all_reduce
 GENERATORS["all_reduce"]["rdh"] = _rdh_all_reduce
-GENERATORS["all_reduce"]["one_shot"] = direct.one_shot
+GENERATORS["all_reduce"]["one_shot"] = mesh.one_shot
 GENERATORS["all_reduce"]["rank_order"] = rank_order.all_reduce
 GENERATORS["all_reduce"]["rank_chain"] = _from_pattern("all_reduce", "rank_chain", rank_order.chain)
 GENERATORS["reduce_scatter"]["rank_order"] = rank_order.reduce_scatter
@@ -102,17 +119,18 @@ def generate(
     pairs: tuple[tuple[int, int], ...] = (),
     **options: object,
 ) -> Schedule:
-    """Expand a collective to its table of transfers.
+    """Return the table of transfers of a collective by an algorithm, not yet proved.
 
     Args:
-        algorithm: Name of an algorithm that it has.
+        collective: One of `GENERATORS`, such as "all_reduce".
+        algorithm: One of `GENERATORS[collective]`, such as "ring".
         size: Ranks in the group, at least 1.
         root: Group rank of the root, for rooted collectives.
         pairs: The (src, dst) pairs of a permute.
-        options: Options of the algorithm: `order` or `orders` of rings, `dims` of a torus, `slices` of a
-            pipelined tree, `devices` of an rdh, `couples` and `orders` of a kangaring, `rings` of blocks that
-            go around them, `gather`, `scatter`, `gather_options` and `rings` of a scatter_all_gather, and of
-            "hierarchical" what `composed.hierarchical` takes.
+        options: Options of the algorithm; each is described at the generator: `order` of "ring", `orders` of
+            "multi_ring", `dims` of "swing" and "bucket", `slices` of "chain" and of trees, `devices` of "rdh",
+            `couples` and `orders` of "kangaring", `rings` of a "multi_ring" scatter or gather; `gather`, `scatter`,
+            `gather_options` and `rings` of "scatter_all_gather"; the arguments of `composed.hierarchical`.
 
     Raises:
         ScheduleError: If a name is unknown, the root is no rank, or the algorithm does not fit the size.

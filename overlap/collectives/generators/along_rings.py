@@ -15,27 +15,27 @@ from ..schedule import Buffer, Schedule
 from ..tablewriter import TableWriter
 
 Rings: TypeAlias = Sequence[Sequence[Sequence[int]]]
-"""Rings as sequences of devices, and devices as sequences of ranks."""
+"""Rings; each is a sequence of devices, and each device a sequence of ranks."""
 
 _Device: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RingScatter:
-    """Messages of a scatter along rings, one entry each."""
+    """Messages of a scatter along rings: columns with one entry for each message of one block."""
 
     steps: int  # number of steps
     step: Ints  # step of each message
     src: Ints  # rank that sends
     dst: Ints  # rank that receives
-    block: Ints  # rank whose block it is
+    block: Ints  # rank that the block is for
 
 
 def ring_scatter(size: int, root: int, rings: Rings | None = None) -> RingScatter:
-    """Send every block along one ring. Blocks with the longest way leave first, so that all arrive in the last steps.
+    """Return the messages of a scatter along rings. Blocks with a long way leave first; all arrive in the last step.
 
-    A device's blocks take turns on that half of the rings that brings them there soonest; on each of them, one rank of
-    every device on the way hands on.
+    Of all rings, the half with the shortest way to a device carries the blocks of this device, in turn. On the way, one
+    rank of every device passes the block on.
 
     Args:
         size: Ranks.
@@ -46,41 +46,40 @@ def ring_scatter(size: int, root: int, rings: Rings | None = None) -> RingScatte
     Raises:
         ScheduleError: If a ring does not visit all ranks, or two rings visit different devices.
     """
-    paths = [_rotate_ring(root, ring) for ring in rings or _default_rings(size)]
+    ring = [(rank,) for rank in range(size)]
+    first_path, *_ = paths = [_rotate_ring(root, each) for each in rings or (ring, ring[::-1])]
     for path in paths:
         if sorted(rank for device in path for rank in device) != list(range(size)):
             raise ScheduleError(f"a ring must visit each of the {size} ranks once, got {path}")
-        if sorted(path) != sorted(paths[0]):
-            raise ScheduleError(f"rings must visit the same devices, got {paths[0]} and {path}")
-    ways = [way for place, device in enumerate(paths[0]) for way in _block_routes(root, place, device, paths)]
+        if sorted(path) != sorted(first_path):
+            raise ScheduleError(f"rings must visit the same devices, got {first_path} and {path}")
+    # By block: the ranks on its way, from the root to the block's rank.
+    ways = [way for place, device in enumerate(first_path) for way in _block_routes(root, place, device, paths)]
     steps = max((len(way) - 1 for way in ways), default=0)
     rows = [
         (steps + 1 - len(way) + hop, src, dst, way[-1]) for way in ways for hop, (src, dst) in enumerate(pairwise(way))
     ]
-    table = np.asarray(sorted(rows), np.int32).reshape(-1, 4)
-    return RingScatter(steps=steps, step=table[:, 0], src=table[:, 1], dst=table[:, 2], block=table[:, 3])
-
-
-def _default_rings(size: int) -> Rings:
-    ring = [(rank,) for rank in range(size)]
-    return [ring, ring[::-1]]
+    step, src, dst, block = np.asarray(sorted(rows), np.int32).reshape(-1, 4).T
+    return RingScatter(steps=steps, step=step, src=src, dst=dst, block=block)
 
 
 def _rotate_ring(root: int, ring: Sequence[Sequence[int]]) -> list[_Device]:
+    """Return the devices of a ring, from the root's device on."""
     home = next((place for place, device in enumerate(ring) if root in device), 0)
     return [tuple(device) for device in (*ring[home:], *ring[:home])]
 
 
 def _block_routes(root: int, turn: int, device: _Device, paths: Sequence[list[_Device]]) -> list[list[int]]:
-    """Return for each block of a device the ranks that it passes, from the root on.
+    """Return for each rank of a device but the root the way of its block: root, ranks that pass it on, the rank.
 
     Args:
         root: Rank that has all blocks.
-        turn: Number of the first block, which decides on its ring.
+        turn: Number from which the blocks of the device are counted; a block's number chooses its ring.
         device: The ranks of the device.
         paths: The devices along each ring, from the root's device on.
     """
     hops = [path.index(device) for path in paths]
+    # Half of the rings, rounded up: those with the fewest devices on the way.
     soonest = sorted(range(len(paths)), key=lambda ring: hops[ring])[: -(-len(paths) // 2)]
     ways = []
     for number, rank in enumerate(device, turn):
@@ -92,9 +91,14 @@ def _block_routes(root: int, turn: int, device: _Device, paths: Sequence[list[_D
 
 
 def scatter(size: int, *, root: int = 0, rings: Rings | None = None) -> Schedule:
-    """Pass every block on along a ring.
+    """Return the scatter that passes every block along a ring, from device to device.
 
-    Cost: as many steps as there are devices to the farthest; n / rings bytes on each wire at the root.
+    Cost: as many steps as the longest way has hops; n / rings bytes on each wire at the root.
+
+    Args:
+        size: Ranks.
+        root: Rank that has all blocks.
+        rings: See `ring_scatter`.
     """
     out, table = ring_scatter(size, root, rings), TableWriter()
     first, last = out.src == root, out.dst == out.block

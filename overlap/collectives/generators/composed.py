@@ -1,4 +1,4 @@
-"""Compositions by name: any algorithm inside nodes with any between them, pipelined in slices."""
+"""Two-level schedules: an algorithm inside nodes and another between nodes, by name, pipelined in slices."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _BLOCKWISE = {"all_to_all": blockwise.all_to_all, "gather": blockwise.gather, "s
 class Scope(Enum):
     """Ranks that a phase runs on."""
 
-    INSIDE = "all nodes, each for itself"
-    BETWEEN = "the same place in all nodes, for each place"
+    INSIDE = "all ranks of a node, in every node"
+    BETWEEN = "ranks of one local rank in all nodes, for every local rank"
     HOME = "the root's node"
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A collective that is a part of another one."""
+    """One phase of a collective on two levels: a smaller collective on some of the ranks."""
 
-    level: Scope  # where it runs
+    level: Scope  # ranks that the phase runs on
     collective: str  # collective of these ranks
-    continues: bool = False  # whether its input is in place already, from the phase before
-    copies: bool = False  # whether the root copies its own vector next to the messages of the phase
+    continues: bool = False  # whether the phase before has left the phase's input in the right place
+    copies: bool = False  # whether the root copies its own vector during the phase
 
 
 PHASES: Mapping[str, tuple[Phase, ...]] = {
@@ -67,18 +67,19 @@ PHASES: Mapping[str, tuple[Phase, ...]] = {
     "gather": (Phase(Scope.BETWEEN, "gather"), Phase(Scope.HOME, "gather")),
     "scatter": (Phase(Scope.HOME, "scatter"), Phase(Scope.BETWEEN, "scatter")),
 }
-"""Phases of a collective on two levels, in the order of time: tables are pipelined and priced by them."""
+"""Phases of each collective on two levels, in the order of time. Tables are pipelined and priced by these phases."""
 
 Tables: TypeAlias = Callable[..., Schedule]
-"""Makes the table of one level, as `generate` does."""
+"""A function that makes the table of one level, such as `generate`."""
 
 
 def phase_starts(collective: str, steps: Mapping[Scope, Sequence[int]]) -> list[int]:
-    """Return the first step of each phase that has steps.
+    """Return the first step of each phase, ascending from 0.
 
     Args:
         collective: One of `PHASES`.
-        steps: Steps of the phases of a level, in one or several parts; none for a level that is left out.
+        steps: By scope, the number of steps of each phase in it. A phase may be given as several numbers, which become
+            several phases; a scope without steps is left out.
     """
     lengths = [count for phase in PHASES[collective] for count in steps.get(phase.level, ())]
     return sorted(set(accumulate(lengths[:-1], initial=0)))
@@ -102,19 +103,19 @@ def hierarchical(
     """Return a schedule on two levels: one algorithm inside nodes, another between them, in slices.
 
     Args:
-        table: Makes the table of a level, as `generate` does.
+        table: Function that makes the table of a level, such as `generate`.
         collective: One of `PHASES`.
         size: Ranks, numbered node by node.
         nodes: Number of nodes; by default the smaller of the two factors of `size` that differ least.
-        intra: Algorithm inside nodes: a pattern in which every rank owns a chunk, or if blocks have one destination
-            each, an algorithm of the collective.
-        inter: Algorithm between nodes: of the same kind; for an all-reduce any of its algorithms; for a broadcast or a
-            reduce one of theirs.
+        intra: Algorithm inside nodes: one of `SPREADING`; for an all-to-all, gather or scatter, an algorithm of that
+            collective. None: a default.
+        inter: Algorithm between nodes: as `intra`, or for an all-reduce any algorithm of all-reduces; for a broadcast
+            or a reduce, one of `FROM_ROOT`. None: a default.
         slices: Number of pieces of the data, which are pipelined through the phases.
         root: Root of a rooted collective.
-        scatter: How the root's node scatters a broadcast, or backwards gathers a reduce: "binomial", "mesh" or
-            "multi_ring".
-        rings: Rings of one node for "multi_ring": sequences of devices, which are sequences of ranks.
+        scatter: Algorithm by which the root's node scatters the data of a broadcast or gathers that of a reduce:
+            "binomial", "mesh" or "multi_ring".
+        rings: Rings of one node for "multi_ring": sequences of devices, which are sequences of ranks. None: a default.
         intra_options: Further options of `intra`.
         inter_options: Further options of `inter`.
 
@@ -127,7 +128,7 @@ def hierarchical(
     if collective in READINGS:
         made = _compose_spread(table, collective, inside, between)
     elif collective in _BLOCKWISE:
-        made = _compose_blocks(table, collective, root, inside, between)
+        made = _compose_addressed_blocks(table, collective, root, inside, between)
     else:
         made = _compose_from_root(collective, root, scatter, rings, inside, between)
     return pipeline_phases(made.schedule, phase_starts(collective, made.steps), slices)
@@ -137,67 +138,96 @@ class _Composition(NamedTuple):
     """A schedule on two levels."""
 
     schedule: Schedule
-    steps: Mapping[Scope, Sequence[int]]  # by level: steps of each of its phases, in one or several parts
+    steps: Mapping[Scope, Sequence[int]]  # argument of `phase_starts`: the number of steps of each phase, by scope
 
 
 @dataclass(frozen=True, slots=True)
 class _LevelAlgorithm:
-    """An algorithm inside nodes or between them."""
+    """The algorithm of one level."""
 
     algorithm: str
-    size: int
+    size: int  # Ranks of the level: of a node, or the number of nodes
     options: Options
 
     @property
     def folds(self) -> bool:
-        """Whether some ranks fold into others, and own nothing in the middle of an all-reduce."""
+        """Whether the algorithm adds the data of surplus ranks to others, so that these ranks own no chunk."""
+        # By default "rdh" works on a power of two of the ranks.
         return self.algorithm == "rdh" and not self.options and self.size & (self.size - 1) != 0
 
-    def spreading(self) -> Pattern:
+    def make_pattern(self) -> Pattern:
         return find_pattern(SPREADING, self.algorithm)(self.size, **self.options)
 
 
 def _compose_spread(table: Tables, collective: str, inside: _LevelAlgorithm, between: _LevelAlgorithm) -> _Composition:
-    """Return the composition of a collective in which every rank owns a chunk: patterns inside nodes and between.
+    """Compose an all-reduce, reduce-scatter or all-gather.
 
-    An all-reduce may have any other of its algorithms between nodes, in the middle of the one inside.
+    Usually both levels are patterns in which every rank owns a chunk. Between nodes an all-reduce may use any other
+    algorithm: its table is inserted in the middle of the pattern inside nodes.
+
+    Args:
+        table: Function that makes the table of a level.
+        collective: Name of the collective.
+        inside: Algorithm inside nodes.
+        between: Algorithm between nodes.
     """
-    within = inside.spreading()
+    within = inside.make_pattern()
+    # This algorithm is no pattern, or it is one in which not every rank owns a chunk.
     if collective == "all_reduce" and (between.algorithm not in SPREADING or between.folds):
         inner = table(collective, between.algorithm, between.size, **between.options)
         schedule = with_inner(read.all_reduce("hierarchical", within), inner, inside.size)
         return _Composition(schedule, {Scope.INSIDE: (within.steps,), Scope.BETWEEN: (inner.steps,)})
-    across = between.spreading()
+    across = between.make_pattern()
     schedule = READINGS[collective]("hierarchical", compose(across, within))
     both_ways = (across.steps,) * (2 if collective == "all_reduce" else 1)
     return _Composition(schedule, {Scope.INSIDE: (within.steps,), Scope.BETWEEN: both_ways})
 
 
-def _compose_blocks(
+def _compose_addressed_blocks(
     table: Tables, collective: str, root: int, inside: _LevelAlgorithm, between: _LevelAlgorithm
 ) -> _Composition:
-    """Return the composition of a collective whose blocks have one destination each: whole tables on both levels."""
+    """Compose an all-to-all, gather or scatter of the collective's table inside nodes and its table between nodes.
+
+    Args:
+        table: Function that makes the table of a level.
+        collective: Name of the collective.
+        root: Root of a gather or scatter.
+        inside: Algorithm inside nodes.
+        between: Algorithm between nodes.
+    """
     root_node, root_place = divmod(root, inside.size)
-    near = table(collective, inside.algorithm, inside.size, root=root_place, **inside.options)
-    far = table(collective, between.algorithm, between.size, root=root_node, **between.options)
-    steps = {Scope.INSIDE: (near.steps,), Scope.HOME: (near.steps,), Scope.BETWEEN: (far.steps,)}
-    return _Composition(_BLOCKWISE[collective](near, far), steps)
+    inside_table = table(collective, inside.algorithm, inside.size, root=root_place, **inside.options)
+    between_table = table(collective, between.algorithm, between.size, root=root_node, **between.options)
+    # Inside nodes an all-to-all has a phase in scope INSIDE; a gather or scatter, in HOME.
+    inside_steps, between_steps = (inside_table.steps,), (between_table.steps,)
+    steps = {Scope.INSIDE: inside_steps, Scope.HOME: inside_steps, Scope.BETWEEN: between_steps}
+    return _Composition(_BLOCKWISE[collective](inside_table, between_table), steps)
 
 
 def _compose_from_root(
     collective: str, root: int, scatter: str, rings: Rings | None, inside: _LevelAlgorithm, between: _LevelAlgorithm
 ) -> _Composition:
-    """Return the composition of a broadcast: a scatter in the root's node, transfers between nodes, a gather in each.
+    """Compose a broadcast: a scatter in the root's node, broadcasts between nodes, an all-gather in each node.
 
     A reduce is the same backwards.
+
+    Args:
+        collective: "broadcast" or "reduce".
+        root: Group rank of the root.
+        scatter: Algorithm by which the root's node scatters.
+        rings: Rings of one node for "multi_ring"; None: its default.
+        inside: Algorithm inside nodes.
+        between: Algorithm between nodes.
     """
-    within = inside.spreading()
-    across = find_pattern(FROM_ROOT, between.algorithm)(between.size, root // inside.size, **between.options)
-    lower = read.reduce if collective == "reduce" else read.broadcast
-    schedule = lower("hierarchical", two_level_broadcast(root, across, within, scatter=scatter, rings=rings), root)
+    pattern_inside = inside.make_pattern()
+    pattern_between = find_pattern(FROM_ROOT, between.algorithm)(between.size, root // inside.size, **between.options)
+    whole = two_level_broadcast(root, pattern_between, pattern_inside, scatter=scatter, rings=rings)
+    make_schedule = read.reduce if collective == "reduce" else read.broadcast
+    schedule = make_schedule("hierarchical", whole, root)
+    # Both collectives have one phase in each scope; with one node there is none between nodes.
     steps = {
         Scope.HOME: (scatter_steps(inside.size, scatter, root % inside.size, rings),),
-        Scope.BETWEEN: (across.steps,) if between.size > 1 else (),
-        Scope.INSIDE: (within.steps,),
+        Scope.BETWEEN: (pattern_between.steps,) if between.size > 1 else (),
+        Scope.INSIDE: (pattern_inside.steps,),
     }
     return _Composition(schedule, steps)

@@ -5,23 +5,24 @@ from __future__ import annotations
 import numpy as np
 
 from ..hazards import cells_of
-from ..pattern import Ints, Pattern, edge_pattern, owners
+from ..pattern import Ints, Pattern, edge_pattern, owner_column
 from ..schedule import Buffer, Schedule
 from ..tablewriter import Column, TableWriter, adjacent_runs
 
 
 def halving_doubling(size: int) -> Pattern:
-    """Exchange over doubling distances, for any number of ranks.
+    """Return the all-gather by exchange over distances 1, 2, 4, ..., for any number of ranks.
 
-    Ranks beyond the largest power of two below `size` fold into a neighbour: they first send their chunk to it, and get
-    the other chunks back at the end.
+    If `size` is no power of two, the largest power of two below it takes part. Each surplus rank is folded: it first
+    sends its chunk to a neighbour that takes part, and gets the other chunks from this neighbour at the end.
 
     Cost: floor(log2(size)) steps, and 2 more if `size` is not a power of two; n (size - 1) / size bytes sent per rank,
     up to twice as much by a rank with a folded neighbour.
     """
     heads, cube = _folded_ranks(size)
     bounds = np.append(heads, size).astype(np.int32)
-    # Head v owns the chunks of the ranks bounds[v] to bounds[v + 1] - 1: its own, and that of its folded neighbour.
+    # Head v (a rank that takes part) holds the chunks of ranks bounds[v] to bounds[v + 1] - 1: its own chunk, and that
+    # of its folded neighbour, if it has one.
     folded = size > len(heads)
     # Rows are (step, src, dst, first chunk, end of chunks).
     rows: list[tuple[int, int, int, int, int]] = []
@@ -29,7 +30,7 @@ def halving_doubling(size: int) -> Pattern:
     rows += [(0, e, e - 1, e, e + 1) for e in extra]
     for bit in range(cube):
         for v, head in enumerate(heads):
-            # At this distance a head has the chunks of its aligned run of 2**bit heads, and sends them.
+            # Before this step, head v has the chunks of 2**bit heads, from `low` on, and sends them all.
             low = v >> bit << bit
             span = bounds[low], bounds[low + (1 << bit)]
             rows.append((bit + folded, int(head), int(heads[v ^ (1 << bit)]), int(span[0]), int(span[1])))
@@ -37,14 +38,15 @@ def halving_doubling(size: int) -> Pattern:
         rows += [(cube + 1, e - 1, e, 0, e), (cube + 1, e - 1, e, e + 1, size)]
     table = np.asarray(rows, np.int32).reshape(-1, 5)
     chunk, row = cells_of(table[:, 3], table[:, 4] - table[:, 3])
-    return edge_pattern(size, owners(size), table[row, 0], table[row, 1], table[row, 2], chunk)
+    return edge_pattern(size, owner_column(size), table[row, 0], table[row, 1], table[row, 2], chunk)
 
 
 def folded_halving_doubling(size: int) -> Pattern:
-    """Exchange over doubling distances among the ranks of a power of two, which own everything.
+    """Return the exchange over distances 1, 2, 4, ... among a power of two of the ranks, which own all chunks.
 
-    Each other rank folds into its neighbour, and gets all chunks from it. Read backwards and forwards this is
-    Rabenseifner's all-reduce: a chunk owned by a folded rank would go there and back again in the middle.
+    Each surplus rank owns nothing, and gets all chunks from a neighbour in the last step. Read backwards and then
+    forwards, this is Rabenseifner's all-reduce. (If surplus ranks owned chunks, the sums of these chunks would travel
+    to them and back in the middle.)
 
     Cost: floor(log2(size)) steps, and 1 more if `size` is not a power of two, each way; n (h - 1) / h bytes sent by a
     rank among h that take part, and n more to, or by, the others.
@@ -63,9 +65,10 @@ def folded_halving_doubling(size: int) -> Pattern:
 
 
 def _folded_ranks(size: int) -> tuple[Ints, int]:
-    """Return the ranks that take part, as many as the largest power of two allows, and the log2 of their number.
+    """Return the ranks that take part in exchanges, a power of two of them, and the log2 of their number.
 
-    Each of them stands for 1 or 2 ranks.
+    Each stands for itself, or also for the next rank, which is folded into it. For 6 ranks: [0, 2, 4, 5] and 2, where 0
+    stands for 0 and 1, and 2 for 2 and 3.
     """
     cube = size.bit_length() - 1
     heads = 1 << cube
@@ -74,18 +77,19 @@ def _folded_ranks(size: int) -> tuple[Ints, int]:
 
 
 def recursive_doubling_all_reduce(size: int) -> Schedule:
-    """Exchange and add whole vectors over doubling distances.
+    """Return the all-reduce that exchanges and adds whole vectors over distances 1, 2, 4, ...
 
-    Each exchange reads one of two banks of SCRATCH and writes the other, since both partners send what the other is
-    about to change. Ranks beyond the largest power of two below `size` give their vector to a neighbour and get the
-    result.
+    Each exchange reads one of two blocks of SCRATCH (banks) and writes the other, as a rank sends its old sum while it
+    forms the new one. If `size` is no power of two, each surplus rank gives its vector to a neighbour, and gets the
+    result from it.
 
     Cost: floor(log2(size)) steps, and 2 more if `size` is not a power of two; n bytes sent and added per rank and step.
     """
     table = TableWriter()
     heads, cube = _folded_ranks(size)
     pairs = np.arange(size - len(heads), dtype=np.int32) * 2
-    # A rank with a folded neighbour starts from SCRATCH, the others straight from IN (but 1 rank has no other step).
+    # A head with a folded neighbour first adds the neighbour's vector in SCRATCH; the others start from IN. A single
+    # rank has no exchanges: it copies IN to SCRATCH, from where the last move takes its result.
     early = pairs if cube else heads
     first = int(len(early) > 0)
     table.move(0, early, early, (Buffer.IN, 0), (Buffer.SCRATCH, 0))
@@ -93,6 +97,7 @@ def recursive_doubling_all_reduce(size: int) -> Schedule:
     buffer = np.where(np.arange(len(heads)) < len(early), Buffer.SCRATCH, Buffer.IN).astype(np.uint8)
     bank = 0
     for bit in range(cube):
+        # The head whose number differs in this bit.
         peer = heads[np.arange(len(heads)) ^ (1 << bit)]
         table.move(first + bit, heads, heads, (buffer, bank), (Buffer.SCRATCH, 1 - bank))
         table.add(first + bit, heads, peer, (buffer, bank), (Buffer.SCRATCH, 1 - bank))
@@ -103,7 +108,7 @@ def recursive_doubling_all_reduce(size: int) -> Schedule:
 
 
 def bruck(size: int) -> Pattern:
-    """Send all known chunks to the rank at distance -1, -2, -4, ...
+    """Return Bruck's all-gather: in step t, send the chunks received so far to the rank 2**t places before.
 
     Cost: ceil(log2(size)) steps; n (size - 1) / size bytes per rank.
     """
@@ -111,26 +116,29 @@ def bruck(size: int) -> Pattern:
     ranks = np.arange(size, dtype=np.int32)[:, None]
     for step in range((size - 1).bit_length()):
         offset = np.arange(min(1 << step, size - (1 << step)), dtype=np.int32)
-        # Ascending chunks, so that chunks that wrap around are neighbours as well.
+        # Sorted, so that adjacent chunks become one row even where the numbers wrap around from the last rank to 0.
         chunk = np.sort((ranks + offset) % size, axis=1)
         columns = np.broadcast_arrays(np.int32(step), ranks, (ranks - (1 << step)) % size, chunk)
         rows.append(np.stack([column.reshape(-1) for column in columns]))
     step, src, dst, chunk = np.concatenate(rows, axis=1)
-    return edge_pattern(size, owners(size), step, src, dst, chunk)
+    return edge_pattern(size, owner_column(size), step, src, dst, chunk)
 
 
-def all_to_all(size: int) -> Schedule:
-    """Send a block that has to go d ranks forward over the distances that are the binary digits of d.
+def bruck_all_to_all(size: int) -> Schedule:
+    """Return Bruck's all-to-all: a block for the rank d places on travels by the powers of two that add up to d.
 
-    Blocks of a step are packed, sent as one message, and stay where they arrive until their next digit.
+    A block with d = 5 goes 1 rank on in step 0, and 4 ranks on in step 2. The blocks that a rank sends in a step are
+    packed into one message, and stay where they arrive until they travel again.
 
     Cost: ceil(log2(size)) steps; about (n / 2) log2(size) bytes sent and packed per rank.
     """
     table, ranks = TableWriter(), np.arange(size, dtype=np.int32)[:, None]
     distance = np.arange(size, dtype=np.int32)
     steps = (size - 1).bit_length()
+    # Largest number of blocks in a message. SCRATCH has areas of `pack` blocks: area 0 to pack messages in, and area
+    # bit + 1 for the blocks that arrive in step `bit`.
     pack = max([1, *(int((distance >> bit & 1).sum()) for bit in range(steps))])
-    # Slot of the block of each distance: in IN at first (-1), then in the area of the step in which it last arrived.
+    # By distance: slot of SCRATCH in which the block last arrived; -1: the block is still in IN.
     arrived = np.full(size, -1)
     for bit in range(steps):
         moving = np.flatnonzero(distance >> bit & 1).astype(np.int32)
@@ -149,7 +157,16 @@ def all_to_all(size: int) -> Schedule:
 
 
 def _add_moves(table: TableWriter, step: int, slot: Ints, source: Column, target: Buffer, target_slot: Column) -> None:
-    """Add local moves of single blocks, (size, blocks), joining neighbours."""
+    """Add local moves of single blocks. Moves with adjacent sources and targets become one row.
+
+    Args:
+        table: Table to extend.
+        step: Step of the moves.
+        slot: (size, blocks) Slot of each block on each rank.
+        source: Buffer of each block; like `target_slot`, it broadcasts against `slot`.
+        target: Buffer that all blocks are moved to.
+        target_slot: Slot of each block in `target`.
+    """
     rank = np.arange(len(slot), dtype=np.int32)[:, None]
     columns = np.broadcast_arrays(rank, np.asarray(source, np.uint8), slot, target_slot)
     # Sort by rank and slot, so that blocks next to each other become one row.

@@ -1,4 +1,4 @@
-"""Patterns by name, in two families that give several collectives each."""
+"""Patterns by name, in two families. Each pattern gives several collectives: see `overlap.collectives.pattern`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from ...errors import ScheduleError
 from .. import pattern as read
 from ..pattern import Pattern
 from ..schedule import Schedule
-from . import doubling as bruck
-from . import layouts, mesh, ring, scattered, torus, tree
-from . import tree as double_tree
+from . import doubling, layouts, mesh, ring, scattered, torus, tree
 from .along_rings import Rings
 
 Options: TypeAlias = Mapping[str, object]
@@ -25,7 +23,7 @@ SPREADING: dict[str, Make] = {
     "kangaring": layouts.kangarings,
     "swing": torus.swing,
     "bucket": torus.bucket,
-    "bruck": bruck.bruck,
+    "bruck": doubling.bruck,
 }
 """Patterns in which every rank owns a chunk: each gives an all-reduce, a reduce-scatter and an all-gather."""
 
@@ -34,7 +32,8 @@ READINGS: Mapping[str, Callable[[str, Pattern], Schedule]] = {
     "reduce_scatter": read.reduce_scatter,
     "all_gather": read.all_gather,
 }
-"""Collectives that each of these patterns gives."""
+"""For each collective: the function (name of the algorithm, pattern) -> schedule, for a pattern of `SPREADING`. It
+reads the edges of the pattern forwards, backwards, or first backwards and then forwards."""
 
 
 def _scatter_all_gather(
@@ -46,9 +45,18 @@ def _scatter_all_gather(
     gather_options: Options | None = None,
     rings: Rings | None = None,
 ) -> Pattern:
-    """Return a broadcast as a scatter and an all-gather, by the names of their algorithms."""
+    """Return a broadcast as a scatter and an all-gather, by the names of their algorithms.
+
+    Args:
+        size: Ranks.
+        root: Rank that has the data.
+        gather: Algorithm of the all-gather, one of `SPREADING`.
+        scatter: Algorithm of the scatter; see `scattered.scatter_all_gather`.
+        gather_options: Options of the all-gather; None: none.
+        rings: Rings of the scatter; None: its default.
+    """
     inside = find_pattern(SPREADING, gather)(size, **(gather_options or {}))
-    return scattered.scatter_all_gather(size, root, inside, scatter=scatter, rings=rings)
+    return scattered.scatter_all_gather(root, inside, scatter=scatter, rings=rings)
 
 
 FROM_ROOT: dict[str, Make] = {
@@ -56,7 +64,7 @@ FROM_ROOT: dict[str, Make] = {
     "binomial": tree.binomial,
     "chain": tree.chain,
     "binary_tree": tree.binary_tree,
-    "double_binary_tree": double_tree.from_root,
+    "double_binary_tree": tree.double_tree_from_root,
     "scatter_all_gather": _scatter_all_gather,
 }
 """Patterns in which the root owns everything: each gives a broadcast and a reduce."""
@@ -66,10 +74,14 @@ SLICED = ("chain", "binary_tree", "double_binary_tree", "rank_chain")
 
 
 def find_pattern(family: Mapping[str, Make], algorithm: str) -> Make:
-    """Return the pattern of this name of a family, `SPREADING` or `FROM_ROOT`.
+    """Return the function that makes the pattern of an algorithm.
+
+    Args:
+        family: `SPREADING` or `FROM_ROOT`.
+        algorithm: Name of the algorithm.
 
     Raises:
-        ScheduleError: If there is none.
+        ScheduleError: The family has no algorithm of this name.
     """
     if algorithm not in family:
         raise ScheduleError(f"algorithm {algorithm!r} does not fit this level; known are {', '.join(family)}")

@@ -1,6 +1,7 @@
-"""Patterns fitted to a machine: several copies side by side, or with other numbers for the ranks.
+"""Patterns fitted to a machine: several patterns in parallel, or with other numbers for the ranks.
 
-They take geometry as numbers: which ranks share a device, in which order a ring visits devices. No topology here.
+The functions get the geometry of the machine as numbers: which ranks share a device, in which order a ring visits
+devices.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import ScheduleError
-from ..pattern import Ints, Pattern, edge_pattern, owners
+from ..pattern import Ints, Pattern, edge_pattern, owner_column
 from .doubling import halving_doubling
 from .hierarchical import compose
 from .mesh import mesh
@@ -19,12 +20,12 @@ from .ring import kangaring
 
 
 def side_by_side(patterns: Sequence[Pattern]) -> Pattern:
-    """Cut every chunk in as many parts as there are patterns; each part follows one pattern, on channels of its own.
+    """Return one pattern in which every chunk is cut in parts: part i follows `patterns[i]`, on channels of its own.
 
-    Cost: the steps of the longest; as many bytes as one of them, spread over the wires of all.
+    Cost: the steps of the longest pattern; the bytes of one pattern, spread over the wires of all.
 
     Args:
-        patterns: Over the same ranks, each rank owning equally many chunks.
+        patterns: Patterns over the same ranks. In each, all ranks own the same number of chunks.
     """
     if any(pattern.mate for pattern in patterns):
         return replace(_combine_patterns(patterns), mate=_combine_patterns([pattern.backward for pattern in patterns]))
@@ -33,7 +34,8 @@ def side_by_side(patterns: Sequence[Pattern]) -> Pattern:
 
 def _combine_patterns(patterns: Sequence[Pattern]) -> Pattern:
     """Return one pattern that runs several patterns of one size in parallel, each on its own chunks and channels."""
-    size, columns, chunks, lanes, groups = patterns[0].size, [], 0, 0, 0
+    size, columns = patterns[0].size, []
+    chunks, lanes, groups = 0, 0, 0  # numbers of chunks, channels and groups of the patterns so far
     for p in patterns:
         group = np.where(p.group >= 0, p.group + groups, -1)
         columns.append([p.step, p.src, p.dst, p.chunk + chunks, p.channel + lanes, group])
@@ -41,7 +43,7 @@ def _combine_patterns(patterns: Sequence[Pattern]) -> Pattern:
         lanes += int(p.channel.max(initial=0)) + 1
         groups += int(p.group.max(initial=-1)) + 1
     step, src, dst, chunk, channel, group = (np.concatenate(column) for column in zip(*columns, strict=True))
-    whole = edge_pattern(size, owners(size, chunks // size), step, src, dst, chunk, channel=channel, group=group)
+    whole = edge_pattern(size, owner_column(size, chunks // size), step, src, dst, chunk, channel=channel, group=group)
     return replace(whole, steps=max(pattern.steps for pattern in patterns))
 
 
@@ -60,8 +62,8 @@ def relabel(pattern: Pattern, ranks: Sequence[int]) -> Pattern:
 
 
 def _renumber(p: Pattern, plays: Ints) -> Pattern:
-    """Return a pattern with other numbers for its ranks: `plays[i]` is the rank in the place of i."""
-    # A chunk belongs to a part and an owner; with another owner it gets another number, and keeps its place.
+    """Return the pattern in which rank `plays[i]` does the work of rank i."""
+    # Chunk `part * size + owner` gets the number of its new owner, and keeps its place in buffers.
     part, owner = np.divmod(np.arange(len(p.owner), dtype=np.int32), np.int32(p.size))
     chunk = part * np.int32(p.size) + plays[owner]
     place = np.arange(len(chunk), dtype=np.int32) if p.place is None else p.place
@@ -71,16 +73,16 @@ def _renumber(p: Pattern, plays: Ints) -> Pattern:
 
 
 def rdh(size: int, *, devices: Sequence[Sequence[int]] | None = None) -> Pattern:
-    """Halve and double over distances, or over the devices of a machine.
+    """Return RDH (recursive doubling and halving): over ranks, or over the devices of a machine if these are given.
 
-    Cost: as `halving_doubling`, or as `device_cube`.
+    The patterns are those of `halving_doubling` and of `device_cube`.
 
     Args:
         size: Ranks.
-        devices: The ranks of each device; by default every rank counts as one.
+        devices: The ranks of each device; None: exchange over ranks.
 
     Raises:
-        ScheduleError: If the devices are no cube, or do not cover all ranks.
+        ScheduleError: The number of devices is no power of two, or they do not have all ranks, equally many each.
     """
     if devices is None:
         return halving_doubling(size)
@@ -90,32 +92,38 @@ def rdh(size: int, *, devices: Sequence[Sequence[int]] | None = None) -> Pattern
 
 
 def device_cube(devices: Sequence[Sequence[int]]) -> Pattern:
-    """Halve and double over devices as corners of a cube, and spread inside devices at once.
+    """Return halving and doubling between devices, and a direct exchange inside each device.
 
-    Ranks of the same place in their devices form sub-groups. Their chunks are cut in as many parts as the cube has
-    axes; part i starts with axis i, so that the wires of all axes work all the time.
+    The devices are the corners of a cube of log2(devices) dimensions; each exchange is along one axis, between the
+    ranks that have the same index in their devices. Chunks are cut in as many parts as there are axes. Part i starts
+    with axis i, so that the wires of all axes work all the time. At the end every rank sends to all other ranks of its
+    device in one step.
 
     Cost: log2(devices) + 1 steps each way; n (size - 1) / size bytes per rank, of which at most n / ranks_per_device
     leave the device. Source: aws-neuron/aws-neuron-sdk, neuron-runtime/explore/intranode-collective-comm.rst.
 
     Args:
-        devices: The ranks of each device; a power of two of them, with equally many ranks.
+        devices: The ranks of each device; a power of two of devices, with equally many ranks.
 
     Raises:
-        ScheduleError: If the devices are no cube.
+        ScheduleError: The number of devices is no power of two, or they have different numbers of ranks.
     """
     count, rank_counts = len(devices), {len(ranks) for ranks in devices}
     if count & (count - 1) or len(rank_counts) != 1:
         raise ScheduleError(
-            f"a cube needs a power of two devices with equally many ranks, got {count} with {rank_counts}; "
-            "choose another algorithm"
+            f"rdh needs a power of two devices with equally many ranks; this group has {count} devices with "
+            f"{' or '.join(map(str, sorted(rank_counts)))} ranks; choose another algorithm"
         )
     axes = max(1, count.bit_length() - 1)
-    across = side_by_side([relabel(halving_doubling(count), _rotate_cube(count, axis)) for axis in range(axes)])
-    return relabel(compose(across, mesh(rank_counts.pop())), [rank for ranks in devices for rank in ranks])
+    first_axes = [relabel(halving_doubling(count), _rotate_cube(count, axis)) for axis in range(axes)]
+    between_devices = side_by_side(first_axes)
+    inside_device = mesh(rank_counts.pop())
+    ranks_device_by_device = [rank for ranks in devices for rank in ranks]
+    return relabel(compose(between_devices, inside_device), ranks_device_by_device)
 
 
 def _rotate_cube(corners: int, by: int) -> list[int]:
+    """Return the number of each corner after its binary digits rotate left, so that axis 0 becomes axis `by`."""
     bits = corners.bit_length() - 1
     return [(corner << by | corner >> (bits - by)) & (corners - 1) for corner in range(corners)]
 
@@ -123,17 +131,19 @@ def _rotate_cube(corners: int, by: int) -> list[int]:
 def kangarings(
     size: int, *, couples: Sequence[tuple[int, int]] | None = None, orders: Sequence[Sequence[int]] | None = None
 ) -> Pattern:
-    """Run a KangaRing on each of several rings, each with its part of every chunk.
+    """Return the pattern of several KangaRings, each of which carries one part of every chunk; see `ring.kangaring`.
 
-    Cost: as one KangaRing, over the wires of all rings at once.
+    A KangaRing is a ring over couples: pairs of ranks that share a memory.
+
+    Cost: as one KangaRing, spread over the wires of all rings.
 
     Args:
         size: Ranks.
-        couples: Pairs of ranks that share a memory; (0, 1), (2, 3), ... by default.
-        orders: The rings, each a sequence of all couples; by default one ring, in the order given.
+        couples: The couples; (0, 1), (2, 3), ... by default.
+        orders: The rings; each lists the indexes of all couples in its order. By default one ring, 0, 1, 2, ...
 
     Raises:
-        ScheduleError: If the couples are not all ranks, or a ring is not a permutation of the couples.
+        ScheduleError: The couples do not have each rank once, or a ring is not a permutation of the couples.
     """
     rings = [kangaring(size, order=order) for order in ([None] if orders is None else orders)]
     whole = rings[0] if len(rings) == 1 else side_by_side(rings)

@@ -1,7 +1,7 @@
 """Direct exchanges: every rank writes straight to every other rank.
 
-Rows are ordered by distance: rank r sends to r + 1, r + 2, ... and receives from r - 1, r - 2, ..., so that sends and
-receives meet pairwise. Read backwards it is the other way round: contributions are added up from r + 1, r + 2, ...
+Rows are ordered by distance: rank r sends to r + 1, r + 2, ... and receives from r - 1, r - 2, ..., so that the sends
+and receives of a rank proceed at the same pace. Read backwards, rank r adds up the data of r + 1, r + 2, ...
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ from __future__ import annotations
 import numpy as np
 
 from ...errors import ScheduleError
-from ..pattern import Pattern, edge_pattern, owners
+from ..pattern import Pattern, edge_pattern, owner_column
 from ..schedule import Buffer, Schedule
 from ..tablewriter import TableWriter
-from .rank_order import all_pairs, scratch_block
+from .rank_order import add_in_rank_order, all_pairs, scratch_block
 
 
 def mesh(size: int) -> Pattern:
-    """Send the chunk of every rank to all others at once.
+    """Return the pattern in which every rank sends its chunk to all others in one step.
 
-    Cost: 1 step each way, n (size - 1) / size bytes per rank. Fan-in: size - 1 messages meet at every rank.
+    Cost: 1 step each way, n (size - 1) / size bytes per rank. Fan-in: size - 1 messages arrive at every rank at once.
     """
     src, dst = all_pairs(size)
-    return edge_pattern(size, owners(size), 0, src, dst, src, group=src)
+    return edge_pattern(size, owner_column(size), 0, src, dst, src, group=src)
 
 
 def star(size: int, root: int) -> Pattern:
-    """Send the root's chunk to all others at once.
+    """Return the pattern in which the root sends its chunk to all other ranks in one step.
 
     Cost: 1 step, n (size - 1) bytes sent by the root.
     """
@@ -34,7 +34,7 @@ def star(size: int, root: int) -> Pattern:
 
 
 def all_to_all(size: int) -> Schedule:
-    """Send every block straight to its rank.
+    """Return the all-to-all in which every rank sends each block directly to its destination, in one step.
 
     Cost: 1 step, n (size - 1) / size bytes per rank.
     """
@@ -46,7 +46,7 @@ def all_to_all(size: int) -> Schedule:
 
 
 def scatter(size: int, *, root: int = 0) -> Schedule:
-    """Send every rank its block straight from the root.
+    """Return the scatter in which the root sends every rank its block directly, in one step.
 
     Cost: 1 step, n (size - 1) / size bytes sent by the root.
     """
@@ -58,12 +58,18 @@ def scatter(size: int, *, root: int = 0) -> Schedule:
 
 
 def permute(size: int, *, pairs: tuple[tuple[int, int], ...] = ()) -> Schedule:
-    """Send along each (src, dst) pair; a rank that is no pair's dst has an untouched output.
+    """Return the permute that sends from src to dst for each pair (src, dst).
+
+    The OUT of a rank that is no pair's dst stays as it is.
 
     Cost: 1 step, n bytes per rank.
 
     Raises:
         ScheduleError: If a rank is out of range, or appears twice as source or twice as destination.
+
+    Args:
+        size: Ranks in the group.
+        pairs: The pairs; none for a permute that moves nothing.
     """
     for end, name in ((0, "source"), (1, "destination")):
         ranks = [pair[end] for pair in pairs]
@@ -76,28 +82,22 @@ def permute(size: int, *, pairs: tuple[tuple[int, int], ...] = ()) -> Schedule:
 
 
 def one_shot(size: int) -> Schedule:
-    """Send every whole vector to all other ranks; each rank adds up all vectors, in the order of ranks.
+    """Return the all-reduce in which every rank sends its vector to all others, and adds up all in the order of ranks.
 
     Cost: 1 step, and local additions; n (size - 1) bytes sent and added per rank, SCRATCH of size + 1 blocks.
     """
-    table, ranks = TableWriter(), np.arange(size, dtype=np.int32)
-    src = ranks[None, :]
-    dst = (src + np.arange(1, size, dtype=np.int32)[:, None]) % np.int32(size)
-    # Block 0 may be the input's memory, so sums have a block of their own, and received vectors lie in between.
-    total = size
+    table, ranks, (src, dst) = TableWriter(), np.arange(size, dtype=np.int32), all_pairs(size)
+    # SCRATCH: block 0 is unused, as it may be the input's memory; received vectors; the sum in the last block.
+    total = (Buffer.SCRATCH, size)
     table.move(0, src, dst, (Buffer.IN, 0), (Buffer.SCRATCH, scratch_block(src, dst)), group=src)
-    for source in range(size):
-        own = ranks == source
-        block = np.where(own, 0, scratch_block(np.full(size, source), ranks))
-        where = (np.where(own, Buffer.IN, Buffer.SCRATCH).astype(np.uint8), block)
-        combine = table.move if source == 0 else table.add
-        combine(source + 1, ranks, ranks, where, (Buffer.SCRATCH, total))
-    table.move(size + 1, ranks, ranks, (Buffer.SCRATCH, total), (Buffer.OUT, 0))
+    nowhere = np.zeros(size, np.int32)
+    add_in_rank_order(table, size, own_slot=nowhere, per_block=1, within=nowhere, total=total)
+    table.move(size + 1, ranks, ranks, total, (Buffer.OUT, 0))
     return table.build("all_reduce", "one_shot", size, scratch=size + 1)
 
 
 def pairwise(size: int) -> Schedule:
-    """Exchange with one rank after another, at distance 1, 2, ...
+    """Return the all-to-all in which rank r sends to rank r + d and receives from r - d in step d - 1, d = 1, 2, ...
 
     Cost: size - 1 steps; n (size - 1) / size bytes per rank, to one rank at a time.
     """

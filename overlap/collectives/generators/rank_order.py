@@ -1,8 +1,8 @@
 """Reductions that combine every element in the order of ranks, for `exact=True`.
 
-A ring begins each chunk at another rank, a tree adds pairs, a mesh begins at the neighbour: where the cuts between
-chunks fall changes the order of additions, and with it the last bits. Here element i is ((x0[i] + x1[i]) + x2[i]) + ...
-whatever its place, as in memory that all ranks share.
+With other algorithms the order of additions depends on the chunk: a ring begins each chunk at another rank, a tree adds
+pairs, a mesh begins at the neighbour. So the last bits of an element depend on its position. Here element i is
+((x0[i] + x1[i]) + x2[i]) + ... at every position, as ranks that share memory compute it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import numpy as np
 
 from ..pattern import Ints, Pattern, edge_pattern
 from ..schedule import Buffer, Schedule
-from ..tablewriter import TableWriter
+from ..tablewriter import Cells, TableWriter
 
 ONLY_FOR_ORDER = ("rank_order", "rank_chain")
-"""Algorithms that are candidates only if the order or the algorithm itself is requested."""
+"""Algorithms that are candidates only if a caller requests the order of ranks, or the algorithm by name."""
 
 
 def all_reduce(size: int) -> Schedule:
-    """Send every rank its piece; add up all copies of a piece; send the sum to all ranks.
+    """Return an all-reduce: rank r adds up piece r of all vectors in the order of ranks, and sends the sum to all.
 
     Cost: 2 steps, and local additions; 2 n (size - 1) / size bytes per rank, as a ring, but to all ranks; SCRATCH of
     about n bytes.
@@ -31,7 +31,7 @@ def all_reduce(size: int) -> Schedule:
 
 
 def reduce_scatter(size: int) -> Schedule:
-    """Send every rank its block; add up all copies of a block.
+    """Return a reduce-scatter: rank r receives block r of all inputs, and adds the blocks up in the order of ranks.
 
     Cost: 1 step, and local additions; n (size - 1) / size bytes per rank; SCRATCH of about n bytes.
     """
@@ -41,7 +41,7 @@ def reduce_scatter(size: int) -> Schedule:
 
 
 def chain(size: int, *, slices: int = 8) -> Pattern:
-    """Pass slice after slice from the last rank down to the first: read backwards, sums grow from the first rank on.
+    """Return the pattern that passes slices from the last rank down to rank 0; backwards, sums grow from rank 0 up.
 
     Cost: size - 2 + slices steps of n / slices bytes each way; n bytes each way over every link between neighbours,
     however many ranks a node has.
@@ -53,38 +53,61 @@ def chain(size: int, *, slices: int = 8) -> Pattern:
 
 
 def _add_reduction(table: TableWriter, size: int, *, per_block: int, within: Ints, out: Ints) -> int:
-    """Add the rows by which each rank adds up its piece; return the first step after them.
+    """Add the rows by which rank r receives slot r of IN from all ranks, and adds these pieces up.
 
     Args:
         table: Table to extend.
         size: Ranks.
         per_block: Slots of a block.
-        within: (size,) Slot of each rank's piece within its block.
+        within: (size,) Slot, within a block of SCRATCH, that each rank uses for its pieces.
         out: (size,) Slot of each rank's sum in OUT.
+
+    Returns:
+        The step after these rows.
     """
     ranks = np.arange(size, dtype=np.int32)
     src, dst = all_pairs(size)
-    # Block 0 may be the input's memory, so sums have a block of their own, and received pieces lie in between.
+    # SCRATCH: block 0 is unused, as it may be the input's memory; received pieces; the sum in the last block.
     total = (Buffer.SCRATCH, size * per_block + within)
     there = scratch_block(src, dst) * per_block + np.broadcast_to(within, (size,))[dst]
     table.move(0, src, dst, (Buffer.IN, dst), (Buffer.SCRATCH, there))
-    for source in range(size):
-        own = ranks == source
-        place = np.where(own, ranks, scratch_block(np.full(size, source), ranks) * per_block + within).astype(np.int32)
-        where = (np.where(own, Buffer.IN, Buffer.SCRATCH).astype(np.uint8), place)
-        combine = table.move if source == 0 else table.add
-        combine(source + 1, ranks, ranks, where, total)
+    add_in_rank_order(table, size, own_slot=ranks, per_block=per_block, within=within, total=total)
     table.move(size + 1, ranks, ranks, total, (Buffer.OUT, out))
     return size + 2
 
 
+def add_in_rank_order(
+    table: TableWriter, size: int, *, own_slot: Ints, per_block: int, within: Ints, total: Cells
+) -> None:
+    """Add the rows by which each rank adds up the data of ranks 0, 1, ..., in steps 1 to `size`.
+
+    Args:
+        table: Table to extend.
+        size: Ranks.
+        own_slot: (size,) Slot of each rank's own data in IN.
+        per_block: Slots of a block of SCRATCH; each block has the data of one other rank.
+        within: (size,) Slot, within a block of SCRATCH, that each rank uses.
+        total: Buffer and slot of each rank's sum.
+    """
+    ranks = np.arange(size, dtype=np.int32)
+    for source in range(size):
+        own = ranks == source
+        received = scratch_block(np.full(size, source), ranks) * per_block + within
+        where = (np.where(own, Buffer.IN, Buffer.SCRATCH).astype(np.uint8), np.where(own, own_slot, received))
+        combine = table.move if source == 0 else table.add
+        combine(source + 1, ranks, ranks, where, total)
+
+
 def all_pairs(size: int) -> tuple[Ints, Ints]:
-    """Return (size - 1, size) senders and receivers, nearest first."""
+    """Return all (sender, receiver) pairs as two tables (size - 1, size): row d - 1 has the pairs r -> r + d."""
     src = np.arange(size, dtype=np.int32)[None, :]
     dst = (src + np.arange(1, size, dtype=np.int32)[:, None]) % np.int32(size)
     return np.broadcast_to(src, dst.shape), dst
 
 
 def scratch_block(src: Ints, dst: Ints) -> Ints:
-    """Return the block of SCRATCH at `dst` for the data of `src`: 1, 2, ... in the order of ranks without `dst`."""
+    """Return the block of SCRATCH in which `dst` receives the data of `src`.
+
+    Blocks 1, 2, ... are for the other ranks in their order: on rank 1, block 1 is for rank 0 and block 2 for rank 2.
+    """
     return np.where(src < dst, src + 1, src).astype(np.int32)

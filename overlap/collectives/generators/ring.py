@@ -9,12 +9,12 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ...errors import ScheduleError
-from ..pattern import Ints, Pattern, edge_pattern, owners
+from ..pattern import Ints, Pattern, edge_pattern, owner_column
 from .sizes import fits
 
 
 def ring(size: int, *, order: Sequence[int] | None = None) -> Pattern:
-    """Pass every chunk round a ring.
+    """Return the pattern in which every chunk travels once around a ring.
 
     Cost: size - 1 steps; n (size - 1) / size bytes sent per rank each way, the least possible. Any size.
 
@@ -26,9 +26,9 @@ def ring(size: int, *, order: Sequence[int] | None = None) -> Pattern:
 
 
 def multi_ring(size: int, *, orders: Sequence[Sequence[int]] | None = None) -> Pattern:
-    """Cut every chunk in as many parts as there are rings, one channel a ring.
+    """Return the pattern of several rings, each of which carries one part of every chunk, on a channel of its own.
 
-    Cost: as one ring, but the bytes are shared by the links of all rings: the rings of a torus have no link in common.
+    Cost: as one ring, but the links of all rings share the bytes: the rings of a torus have no link in common.
 
     Args:
         size: Ranks.
@@ -46,18 +46,30 @@ def multi_ring(size: int, *, orders: Sequence[Sequence[int]] | None = None) -> P
 
 
 def _pass_on(size: int, path: Ints, way: int) -> Pattern:
-    """Return the pattern along the rows of `path`, (rings, size), forwards or backwards."""
+    """Return the pattern of several rings.
+
+    Args:
+        size: Ranks.
+        path: (rings, size) The ranks of each ring, in the order of the ring.
+        way: 1 to send in this order, -1 to send in the opposite order.
+    """
     step = np.arange(size - 1, dtype=np.int32)[:, None, None]
     channel = np.arange(len(path), dtype=np.int32)[:, None]
-    # At step t the rank in place i passes on what the rank t places before it owned.
+    # At step t the rank in place i sends the chunk that is owned t places before it. Windows over the ring, written
+    # twice, give these chunks for all places and steps.
     twice = np.concatenate([path, path], axis=1) + channel * np.int32(size)
     from_place = sliding_window_view(twice, size, axis=1)
     chunk = (from_place[:, :1:-1] if way > 0 else from_place[:, : size - 1]).transpose(1, 0, 2)
-    return edge_pattern(size, owners(size, len(path)), step, path, np.roll(path, -way, axis=1), chunk, channel=channel)
+    return edge_pattern(
+        size, owner_column(size, len(path)), step, path, np.roll(path, -way, axis=1), chunk, channel=channel
+    )
 
 
 def kangaring(size: int, *, order: Sequence[int] | None = None) -> Pattern:
-    """Pass every chunk round a ring of the primaries, and to their secondaries.
+    """Return KangaRing: pairs of ranks form a ring. A chunk travels along one rank of each pair.
+
+    Chunks of even ranks travel along the even ranks, chunks of odd ranks along the odd ones. Each rank on this way also
+    sends the chunk to its partner.
 
     Cost: size / 2 steps each way; n (size - 1) / size bytes per rank on average.
 
@@ -70,20 +82,22 @@ def kangaring(size: int, *, order: Sequence[int] | None = None) -> Pattern:
     """
     pairs = size // 2
     path = list(range(pairs)) if order is None else list(order)
-    if not fits("kangaring", size) or sorted(path) != list(range(pairs)):
-        raise ScheduleError(
-            f"kangaring needs an even number of ranks and a ring of all pairs, got {size} and {path}; choose ring"
-        )
+    if not fits("kangaring", size):
+        raise ScheduleError(f"size: kangaring needs an even number of ranks, got {size}; use algorithm 'ring'")
+    if sorted(path) != list(range(pairs)):
+        raise ScheduleError(f"order: expected each of the pairs 0 to {pairs - 1} once, got {path}")
     return replace(_pass_on_in_pairs(size, path), mate=_pass_on_in_pairs(size, path[::-1]))
 
 
 def _pass_on_in_pairs(size: int, path: Sequence[int]) -> Pattern:
-    """Return KangaRing: pairs of ranks form a ring, and each rank passes chunks to its partner as well."""
+    """Return the pattern of `kangaring` around the ring `path`, a sequence of pairs, in this direction."""
     pairs = size // 2
     step = np.arange(pairs, dtype=np.int32)[:, None, None]
     cycle = np.arange(2, dtype=np.int32)[:, None]
     place = np.arange(pairs, dtype=np.int32)
     pair = np.asarray(path, np.int32)
+    # Axes of the arrays: step, cycle (chunks of even or of odd ranks), place in the ring. The primary of a pair sends a
+    # chunk to the primary of the following pair, and to its own partner, the secondary.
     primary, secondary, following = 2 * pair + cycle, 2 * pair + 1 - cycle, 2 * np.roll(pair, -1) + cycle
     chunk = 2 * pair[(place - step) % pairs] + cycle
     group = (step * 2 + cycle) * pairs + place
@@ -92,4 +106,4 @@ def _pass_on_in_pairs(size: int, path: Sequence[int]) -> Pattern:
     aside = (step, primary, secondary, chunk, cycle, group)
     flat = [[column.reshape(-1) for column in np.broadcast_arrays(*block)] for block in (onward, aside)]
     when, src, dst, passed, channel, grouped = (np.concatenate(column) for column in zip(*flat, strict=True))
-    return edge_pattern(size, owners(size), when, src, dst, passed, channel=channel, group=grouped)
+    return edge_pattern(size, owner_column(size), when, src, dst, passed, channel=channel, group=grouped)

@@ -1,8 +1,12 @@
-"""Broadcasts as a scatter and then a gather, on one level or on two, so that every link carries a share.
+"""Broadcasts as a scatter and then an all-gather, on one level or on two, so that every link carries a share.
 
-On one level this is van de Geijn's broadcast: a scatter, then an all-gather. On two levels, the root's node scatters,
-ranks of the same place in all nodes pass their parts on, and every node gathers. Backwards it is a reduce: every node
-reduces and scatters, the parts are reduced between nodes, and the root's node gathers.
+On one level this is van de Geijn's broadcast. On two levels, the root's node scatters, every rank of it broadcasts its
+chunks to the same local rank of all nodes, and every node does an all-gather. Backwards it is a reduce: every node does
+a reduce-scatter, the chunks are reduced between nodes, and the root's node gathers.
+
+The root's data is cut into `local_size * inside.parts * width` chunks, where `width` is the number of chunks of the
+pattern between nodes. Chunks are ordered by local rank, counted from the root on, then by part, then by chunk of the
+pattern between nodes (piece): `(((local_rank - root_place) % local_size) * inside.parts + part) * width + piece`.
 """
 
 from __future__ import annotations
@@ -18,28 +22,27 @@ from .along_rings import Rings, ring_scatter
 from .tree import subtrees
 
 SCATTERS = ("binomial", "mesh", "multi_ring")
-"""Algorithms that scatter the parts of a broadcast."""
+"""Algorithms of the scatter in the root's node."""
 
 
-def scatter_all_gather(
-    size: int, root: int, gather: Pattern, *, scatter: str = "binomial", rings: Rings | None = None
-) -> Pattern:
-    """Scatter the chunks, then gather them.
+def scatter_all_gather(root: int, gather: Pattern, *, scatter: str = "binomial", rings: Rings | None = None) -> Pattern:
+    """Return a broadcast that scatters the root's chunks, then spreads them by an all-gather.
 
-    Cost: ceil(log2(size)) steps, one, or the steps along rings, then the steps of `gather`; n (size - 1) / size bytes
-    sent by the root, and as many by each rank at most. Source: Barnett and others, "Interprocessor collective
-    communication library", 1994.
+    Cost: ceil(log2(size)) steps ("binomial"), 1 step ("mesh") or those along the longest way ("multi_ring"), then the
+    steps of `gather`; n (size - 1) / size bytes sent by the root, and at most as many again by each rank. Source:
+    Barnett and others, "Interprocessor collective communication library", 1994.
 
     Args:
-        size: Ranks.
         root: Rank that has the data.
-        gather: A pattern of all ranks in which each owns a chunk.
+        gather: Pattern of an all-gather, in which every rank owns chunks.
         scatter: "binomial", "mesh" or "multi_ring".
-        rings: Rings of "multi_ring": sequences of devices, which are ranks; one in both directions by default.
+        rings: Rings of "multi_ring": sequences of devices, which are sequences of ranks; one ring in both directions by
+            default.
 
     Raises:
-        ScheduleError: If there is no such `scatter`.
+        ScheduleError: `scatter` is none of these names.
     """
+    # A single node has no edges between nodes.
     alone = edge_pattern(1, np.zeros(1, np.int32), *(np.empty(0, np.int32),) * 4)
     return two_level_broadcast(root, alone, gather, scatter=scatter, rings=rings)
 
@@ -47,19 +50,19 @@ def scatter_all_gather(
 def two_level_broadcast(
     root: int, between: Pattern, inside: Pattern, *, scatter: str = "binomial", rings: Rings | None = None
 ) -> Pattern:
-    """Scatter in the root's node, pass on between nodes, gather in every node.
+    """Return a broadcast on two levels: scatter in the root's node, broadcasts between nodes, all-gather in each node.
 
-    Cost: the sum of the steps; between nodes 1 / local_size of what a flat algorithm sends there.
+    Cost: the sum of the steps; each wire between nodes carries 1 / local_size of the bytes of a flat algorithm.
 
     Args:
         root: Rank that has the data; ranks are numbered node by node.
         between: Pattern over nodes, in which the root's node owns everything.
-        inside: Pattern over the ranks of one node, in which each owns a chunk.
+        inside: Pattern over the ranks of one node, in which each rank owns chunks.
         scatter: "binomial", "mesh" or "multi_ring".
-        rings: Rings of one node for "multi_ring"; one in both directions by default.
+        rings: Rings of one node for "multi_ring"; one ring in both directions by default.
 
     Raises:
-        ScheduleError: If there is no such `scatter`.
+        ScheduleError: `scatter` is none of these names.
     """
     if scatter not in SCATTERS:
         raise ScheduleError(f"scatter: expected one of {', '.join(SCATTERS)}, got {scatter!r}")
@@ -68,34 +71,62 @@ def two_level_broadcast(
 
 
 def scatter_steps(size: int, scatter: str, root: int = 0, rings: Rings | None = None) -> int:
-    """Return the number of steps in which a root scatters, or backwards gathers."""
+    """Return the number of steps of the scatter in the root's node.
+
+    Args:
+        size: Ranks of the node.
+        scatter: One of `SCATTERS`.
+        root: Local rank of the root.
+        rings: Rings of "multi_ring"; None: the default of `ring_scatter`.
+    """
     if scatter == "multi_ring":
         return ring_scatter(size, root, rings).steps
     return (size - 1).bit_length() if scatter == "binomial" else min(size - 1, 1)
 
 
 def _scatter_and_gather(root: int, between: Pattern, inside: Pattern, scatter: str, rings: Rings | None) -> Pattern:
-    """Return a broadcast on two levels: a scatter at the root, transfers between nodes, a gather in each node."""
+    """Return the pattern of one direction of `two_level_broadcast`, which has the arguments; `mate` is not set."""
     nodes, local_size = between.size, inside.size
-    home, local_root = divmod(root, local_size)
-    size, depth = nodes * local_size, inside.parts * len(between.owner)
-    owner = np.full(local_size * depth, root, np.int32)
-    start, lanes = scatter_steps(local_size, scatter, local_root, rings), int(between.channel.max(initial=0)) + 2
-    first = _edges_in_root(home, local_root, local_size, depth, scatter, rings)
-    middle = _edges_between_nodes(between, inside, local_root, start)
-    last = _edges_inside_nodes(between, inside, local_root, start + (between.steps if nodes > 1 else 0), lanes)
-    # Ranks of the root's node that passed a chunk on have it already: it need not come again.
+    root_node, root_place = divmod(root, local_size)
+    size, chunks_per_rank = nodes * local_size, inside.parts * len(between.owner)
+    owner = np.full(local_size * chunks_per_rank, root, np.int32)
+    # The scatter has channel 0, the edges between nodes the following channels, the all-gather the rest.
+    middle_step = scatter_steps(local_size, scatter, root_place, rings)
+    last_channel = int(between.channel.max(initial=0)) + 2
+    first = _edges_in_root_node(root_node, root_place, local_size, chunks_per_rank, scatter, rings)
+    middle = _edges_between_nodes(between, inside, root_place, middle_step)
+    last_step = middle_step + (between.steps if nodes > 1 else 0)
+    last = _edges_inside_nodes(between, inside, root_place, last_step, last_channel)
+    # The root, and ranks that passed a chunk on during the scatter, have the chunk already: leave out the edges of the
+    # all-gather that would send it to them again.
     has = np.zeros((size, len(owner)), np.bool_)
-    has[root] = True
-    has[first[2], first[3]] = True
-    needed = ~has[last[2], last[3]]
+    _, _, first_dst, first_chunk, *_ = first
+    _, _, last_dst, last_chunk, *_ = last
+    has[root] = has[first_dst, first_chunk] = True
+    needed = ~has[last_dst, last_chunk]
     columns = [np.concatenate([*three]) for three in zip(first, middle, [c[needed] for c in last], strict=True)]
     step, src, dst, chunk, channel, group = columns
     return edge_pattern(size, owner, step, src, dst, chunk, channel=channel, group=group)
 
 
-def _edges_in_root(home: int, root: int, local_size: int, depth: int, scatter: str, rings: Rings | None) -> list[Ints]:
-    """Return the edges inside the root's node. Chunks are in the order of ranks from the root on."""
+def _edges_in_root_node(
+    root_node: int, root_place: int, local_size: int, chunks_per_rank: int, scatter: str, rings: Rings | None
+) -> list[Ints]:
+    """Return the edges of the scatter inside the root's node.
+
+    Args:
+        root_node: Node of the root.
+        root_place: Local rank of the root.
+        local_size: Ranks of a node.
+        chunks_per_rank: Number of chunks that the scatter brings to each rank of the node.
+        scatter: "binomial", "mesh" or "multi_ring".
+        rings: Rings of "multi_ring"; None: the default of `ring_scatter`.
+
+    Returns:
+        Columns: step, src, dst, chunk, channel and group. For the numbers of chunks, see the module's docstring.
+    """
+    # Edges between local ranks counted from the root on: `parent` sends the chunks of `count` ranks to `child`, the
+    # first of them for rank `block`.
     if scatter == "binomial":
         step, parent, child, count = subtrees(local_size)
         block = child
@@ -103,17 +134,31 @@ def _edges_in_root(home: int, root: int, local_size: int, depth: int, scatter: s
         block = child = np.arange(1, local_size, dtype=np.int32)
         step, parent, count = 0 * child, 0 * child, np.ones_like(child)
     else:
-        out = ring_scatter(local_size, root, rings)
-        parent, child, block = ((rank - root) % local_size for rank in (out.src, out.dst, out.block))
+        out = ring_scatter(local_size, root_place, rings)
+        parent, child, block = ((rank - root_place) % local_size for rank in (out.src, out.dst, out.block))
         step, count = out.step, np.ones_like(child)
-    # `depth` chunks for each block, in the order of ranks from the root on.
-    chunk, row = cells_of(block * depth, count * depth)
-    src, dst = (home * local_size + (end[row] + root) % local_size for end in (parent, child))
-    return flat_columns(step[row], src, dst, chunk, 0, -1)
+    # An edge for each chunk; `row` is the index of the message that carries it.
+    chunk, row = cells_of(block * chunks_per_rank, count * chunks_per_rank)
+
+    def to_rank(from_root: Ints) -> Ints:
+        """Return group ranks of local ranks that are counted from the root on."""
+        return root_node * local_size + (from_root + root_place) % local_size
+
+    return flat_columns(step[row], to_rank(parent[row]), to_rank(child[row]), chunk, 0, -1)
 
 
-def _edges_between_nodes(between: Pattern, inside: Pattern, root: int, start: int) -> list[Ints]:
-    """Return the edges between nodes: ranks of one local rank pass their own chunks on."""
+def _edges_between_nodes(between: Pattern, inside: Pattern, root: int, first_step: int) -> list[Ints]:
+    """Return the edges between nodes: a copy of `between` for every local rank, for the chunks that it got.
+
+    Args:
+        between: Pattern over nodes.
+        inside: Pattern over the ranks of a node.
+        root: Local rank of the root.
+        first_step: First step of these edges.
+
+    Returns:
+        Columns: step, src, dst, chunk, channel and group. For the numbers of chunks, see the module's docstring.
+    """
     local_size, width = inside.size, len(between.owner)
     local = np.arange(local_size, dtype=np.int32)[:, None, None]
     part = np.arange(inside.parts, dtype=np.int32)
@@ -122,19 +167,35 @@ def _edges_between_nodes(between: Pattern, inside: Pattern, root: int, start: in
     shared = between.group[:, None]
     group = np.where(shared >= 0, shared * local_size + local, -1)
     src, dst = (end[:, None] * local_size + local for end in (between.src, between.dst))
-    return flat_columns(between.step[:, None] + start, src, dst, chunk, between.channel[:, None] + 1, group)
+    return flat_columns(between.step[:, None] + first_step, src, dst, chunk, between.channel[:, None] + 1, group)
 
 
-def _edges_inside_nodes(between: Pattern, inside: Pattern, root: int, start: int, lanes: int) -> list[Ints]:
-    """Return the edges inside nodes: local ranks exchange the chunks that came to them."""
+def _edges_inside_nodes(
+    between: Pattern, inside: Pattern, root: int, first_step: int, first_channel: int
+) -> list[Ints]:
+    """Return the edges of the all-gather inside nodes: a copy of `inside` for every node.
+
+    Args:
+        between: Pattern over nodes.
+        inside: Pattern over the ranks of a node.
+        root: Local rank of the root.
+        first_step: First step of these edges.
+        first_channel: Lowest channel of these edges.
+
+    Returns:
+        Columns: step, src, dst, chunk, channel and group. For the numbers of chunks, see the module's docstring.
+    """
     local_size, width = inside.size, len(between.owner)
     node = np.arange(between.size, dtype=np.int32)[:, None, None]
     piece = np.arange(width, dtype=np.int32)
+    # Chunk `part * local_size + owner` of `inside` is part `part` of the data of local rank `owner`.
     part, owner = np.divmod(inside.chunk, np.int32(local_size))
     chunk = ((owner - root) % local_size * inside.parts + part)[:, None] * width + piece
     shared = inside.group[:, None]
-    # Pipelined, the phases share steps, so they share no groups.
+    # In a pipeline two phases share a step, so these groups must differ from the groups between nodes, of which there
+    # are `local_size` for each group of `between`. Each node has groups of its own.
     above = (int(between.group.max(initial=-1)) + 1) * local_size
     group = np.where(shared >= 0, above + shared * between.size + node, -1)
     src, dst = (node * local_size + end[:, None] for end in (inside.src, inside.dst))
-    return flat_columns(inside.step[:, None] + start, src, dst, chunk, inside.channel[:, None] + lanes, group)
+    step, channel = inside.step[:, None] + first_step, inside.channel[:, None] + first_channel
+    return flat_columns(step, src, dst, chunk, channel, group)

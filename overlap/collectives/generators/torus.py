@@ -1,6 +1,6 @@
 """Algorithms for tori: several copies side by side, each starting along another link of the rank.
 
-Ranks of a torus are numbered row-major in `dims`. A copy works on its own part of every chunk, on its own channel.
+Ranks of a torus with sides `dims` are numbered row-major. Each copy carries a part of every chunk, on its own channel.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ScheduleError
-from ..pattern import Ints, Pattern, edge_pattern, owners
+from ..pattern import Ints, Pattern, edge_pattern, owner_column
 from .sizes import fits
 
 Held: TypeAlias = NDArray[np.bool_]
-# (step, receiver of each rank, chunks that each rank sends: (size, size) booleans over owners)
+# One step of a copy: number of the step; (size,) the rank that each rank sends to; (size, size) whether a rank (first
+# axis) sends the chunk of an owner (second axis).
 Wave: TypeAlias = tuple[int, Ints, Held]
 
 
@@ -77,18 +78,23 @@ def _copy_waves(
 ) -> Pattern:
     """Return a pattern of several copies of an algorithm on a torus, each with a share of the data.
 
+    Copies differ in the axis and direction in which they start. There are two for each axis longer than 1.
+
     Args:
         size: Ranks.
         sides: Sides of the torus.
-        waves: Yields the steps of one copy: step, receivers, and the chunks that each rank sends.
-        first: Direction, 1 or -1, in which the first copy starts; copies differ in their first axis or direction.
+        waves: Function (ranks as a torus, axes in turn, direction, size) that yields the steps of one copy.
+        first: Direction, 1 or -1, in which the first copy starts.
+
+    Raises:
+        ScheduleError: The sides do not multiply to the number of ranks.
     """
     if prod(sides) != size or min(sides, default=1) < 1:
         raise ScheduleError(f"a torus of sides {sides} does not have {size} ranks; pass sides with that product")
     ranks = np.arange(size, dtype=np.int32).reshape(tuple(sides))
     axes = [axis for axis, side in enumerate(sides) if side > 1]
     starts = [(turn, sign) for turn in range(len(axes)) for sign in (first, -first)]
-    # Rows are (step, src, dst, chunk, channel); each copy has a share of the data, and a channel.
+    # Rows are (step, src, dst, chunk, channel).
     rows: list[Ints] = [np.empty((0, 5), np.int32)]
     for copy, (turn, sign) in enumerate(starts):
         for step, receiver, sends in waves(ranks, axes[turn:] + axes[:turn], sign, size):
@@ -96,17 +102,24 @@ def _copy_waves(
             same = np.full(len(src), 1)
             rows.append(np.stack([same * step, src, receiver[src], owner + copy * size, same * copy], axis=1))
     step, src, dst, chunk, channel = np.concatenate(rows).T
-    return edge_pattern(size, owners(size, max(1, len(starts))), step, src, dst, chunk, channel=channel)
+    return edge_pattern(size, owner_column(size, max(1, len(starts))), step, src, dst, chunk, channel=channel)
 
 
 def _bucket_waves(ranks: Ints, axes: Sequence[int], sign: int, size: int) -> Iterable[Wave]:
-    """Yield the waves of rings along each axis in turn: step, receivers, and the chunks that each rank sends."""
+    """Yield the steps of one copy of `bucket`: rings along each axis in turn.
+
+    Args:
+        ranks: Array of the ranks; its axes are those of the torus.
+        axes: Axes longer than 1, in the order in which they are used.
+        sign: Direction in which chunks travel, 1 or -1.
+        size: Number of ranks.
+    """
     has, step = np.eye(size, dtype=np.bool_), 0
     for axis in axes:
         receiver = np.roll(ranks, -sign, axis).reshape(-1)
         start = has
         for distance in range(ranks.shape[axis] - 1):
-            # Each rank passes on the chunks that the rank `distance` places before had at the start of this dimension.
+            # Each rank sends the chunks that the rank `distance` places before it had at the start of this axis.
             sends = start[np.roll(ranks, sign * distance, axis).reshape(-1)]
             yield step, receiver, sends
             has = has | sends[np.roll(ranks, sign, axis).reshape(-1)]
@@ -114,23 +127,28 @@ def _bucket_waves(ranks: Ints, axes: Sequence[int], sign: int, size: int) -> Ite
 
 
 def _swing_waves(ranks: Ints, axes: Sequence[int], sign: int, size: int) -> Iterable[Wave]:
-    """Yield the exchanges from the last of the reduce-scatter to the first: the all-gather runs it in reverse."""
+    """Yield the steps of one copy of `swing`: the exchanges of the reduce-scatter, the last one first.
+
+    Arguments: see `_bucket_waves`; `sign` is the direction of the reduce-scatter's first exchange.
+    """
     remaining = {axis: (ranks.shape[axis] - 1).bit_length() for axis in axes}
     exchanges: list[Ints] = []
     while any(remaining.values()):
         for axis in axes:
             if remaining[axis]:
                 local = (ranks.shape[axis] - 1).bit_length() - remaining[axis]
+                # Distances 1, -1, 3, -5, ...: (1 - (-2)^n) / 3 for n = 1, 2, ...
                 exchanges.append(_swing_peers(ranks, axis, sign * (1 - (-2) ** (local + 1)) // 3))
                 remaining[axis] -= 1
     held = np.eye(size, dtype=np.bool_)
     for step, peer in enumerate(reversed(exchanges)):
+        # Send the chunks that the partner lacks. All ranks exchange at once: `held` is updated after the step.
         yield step, peer, held & ~held[peer]
         held = held | held[peer]
 
 
 def _swing_peers(ranks: Ints, axis: int, distance: int) -> Ints:
-    """Return each rank's partner: even coordinates look forwards, odd ones backwards."""
+    """Return (size,) the partner of each rank: `distance` places on along `axis`; before it at odd coordinates."""
     coordinate = np.indices(ranks.shape)[axis]
     forwards, backwards = np.roll(ranks, -distance, axis), np.roll(ranks, distance, axis)
     return np.where(coordinate % 2 == 0, forwards, backwards).reshape(-1)

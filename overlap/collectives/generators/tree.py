@@ -12,7 +12,7 @@ from ..tablewriter import TableWriter
 
 
 def binomial(size: int, root: int = 0) -> Pattern:
-    """Double the number of ranks with the data in every step.
+    """Return the binomial tree: in every step each rank that has the data sends it to one that has not.
 
     Cost: ceil(log2(size)) steps; n bytes per edge, up to n log2(size) sent by the root.
     """
@@ -22,7 +22,7 @@ def binomial(size: int, root: int = 0) -> Pattern:
 
 
 def chain(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
-    """Pass slice after slice from neighbour to neighbour.
+    """Return the pattern in which slices travel one behind the other from each rank to the next.
 
     Cost: size - 2 + slices steps of n / slices bytes; n bytes sent per rank.
     """
@@ -32,7 +32,7 @@ def chain(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
 
 
 def binary_tree(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
-    """Pass slice after slice down a binary tree, first to one child, then to the other.
+    """Return the pattern in which slices travel down a binary tree; a rank sends first to one child, then to the other.
 
     Cost: at most 2 ceil(log2(size)) + 2 slices steps of n / slices bytes; up to 2 n bytes sent per rank.
     """
@@ -47,18 +47,33 @@ def binary_tree(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
 
 
 def _edge_columns(edges: list[tuple[int, int, int]]) -> tuple[Ints, Ints, Ints]:
+    """Return the columns step, parent and child of a list of edges (step, parent, child)."""
     table = np.asarray(edges, np.int32).reshape(-1, 3)
     return table[:, 0], table[:, 1], table[:, 2]
 
 
 def _rooted_pattern(size: int, root: int, slices: int, step: Ints, src: Ints, dst: Ints, chunk: Ints | int) -> Pattern:
-    """Return the pattern of edges whose ends count from the root."""
+    """Return the pattern of edges between ranks that are counted from the root: 0 is the root, 1 the next rank, ...
+
+    Args:
+        size: Ranks.
+        root: Rank that has the data.
+        slices: Number of chunks; the root owns all of them.
+        step: Step of each edge.
+        src: Rank that sends, counted from the root.
+        dst: Rank that receives, counted from the root.
+        chunk: Number of the chunk that the edge carries.
+    """
     owner = np.full(slices, root, np.int32)
     return edge_pattern(size, owner, step, (src + root) % size, (dst + root) % size, chunk)
 
 
 def subtrees(size: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return the edges of a binomial tree, largest subtrees first: step, parent, child, ranks under the child."""
+    """Return the edges of a binomial tree, largest subtrees first; the subtree of a child is a range of ranks.
+
+    Returns:
+        Columns: step, parent, child, number of ranks in the child's subtree (`child` and the following ranks).
+    """
     steps = (size - 1).bit_length()
     edges = [
         (steps - 1 - bit, v, v + (1 << bit))
@@ -71,7 +86,7 @@ def subtrees(size: int) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 def scatter(size: int, *, root: int = 0) -> Schedule:
-    """Halve the blocks of each message with every step.
+    """Return the scatter over a binomial tree: each message has the blocks of a whole subtree, half as many each step.
 
     Cost: ceil(log2(size)) steps; n (size - 1) / size bytes sent by the root.
     """
@@ -79,7 +94,8 @@ def scatter(size: int, *, root: int = 0) -> Schedule:
     step, parent, child, count = subtrees(size)
     position = np.arange(size, dtype=np.int32)
     slot_in = (child + root) % size
-    # The root's blocks are in order of ranks, which may wrap around; all others count from the root.
+    # In the root's IN, blocks are in the order of ranks: a subtree may wrap around from the last rank to rank 0, and is
+    # then sent in two parts. In SCRATCH, blocks are in the order of ranks counted from the root.
     for part, length in ((0, np.minimum(count, size - slot_in)), (1, count - (size - slot_in))):
         rows = (parent == 0) & (length > 0)
         start = slot_in[rows] if part == 0 else np.zeros_like(slot_in[rows])
@@ -101,29 +117,31 @@ def scatter(size: int, *, root: int = 0) -> Schedule:
 
 
 _Tree = dict[int, int]
+"""The parent of each node."""
 
 
-def from_root(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
-    """Pass slices down two trees over all ranks but the root, which feeds both in turn.
+def double_tree_from_root(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
+    """Return the pattern of two trees over all ranks but the root; the root feeds one half of the data into each.
 
-    Cost: at most 2 ceil(log2(size)) + 2 slices steps of n / (2 slices) bytes; n bytes sent by the root and by inner
-    ranks, one message in and one out at a time.
+    Cost: at most 2 * ceil(log2(size)) + 2 * slices steps of n / (2 * slices) bytes; n bytes sent by the root and by
+    inner ranks, one message in and one out at a time.
 
     Args:
         size: Ranks.
         root: Rank that has the data.
         slices: Pieces of each half.
     """
-    # Node 0 is the root, the others are places 1, 2, ... in the order of ranks.
-    trees = [{node: max(parent, 0) for node, parent in tree.items()} for tree in _make_two_trees(size - 1)]
-    return _join_trees(size, trees, np.full(2, root, np.int32), root, slices)
+    # Node 0 is the root, node i is the rank i places after the root. `_make_two_trees` gives a top the parent 0: here
+    # that is the root.
+    return _join_trees(size, _make_two_trees(size - 1), np.full(2, root, np.int32), root, slices)
 
 
-def over_all(size: int, *, slices: int = 8) -> Pattern:
-    """Return the pattern of an all-reduce: slices travel down two trees over all ranks, with different roots.
+def double_tree_over_all(size: int, *, slices: int = 8) -> Pattern:
+    """Return the pattern of an all-reduce: two trees over all ranks with different tops, each for one half of the data.
 
-    Cost: at most 2 ceil(log2(size)) + 2 slices steps of n / (2 slices) bytes each way; at most 2 n bytes sent by any
-    rank both ways together, for inner ranks send two halves down one tree, and one up in each.
+    Cost: at most 2 * ceil(log2(size)) + 2 * slices steps of n / (2 * slices) bytes each way; at most 2 n bytes sent by
+    any rank both ways together: an inner rank sends two halves down the tree in which it is inner, and one up in each
+    tree.
 
     Args:
         size: Ranks.
@@ -138,23 +156,45 @@ def over_all(size: int, *, slices: int = 8) -> Pattern:
 
 
 def _make_two_trees(places: int) -> tuple[_Tree, _Tree]:
-    """Return the parent of each of the places 1, 2, ... in both trees; 0 for the top."""
-    first = {place: _parent(place, places) for place in range(1, places + 1)}
-    # Odd places, which are leaves, must become even ones.
-    at = {node: places + 1 - node if places % 2 == 0 else node % places + 1 for node in first}
-    node_at = {0: 0, **{place: node for node, place in at.items()}}
-    return first, {node: node_at[first[at[node]]] for node in first}
+    """Return two binary trees over nodes 1, 2, ...: the parent of each node, 0 for the top.
+
+    In the first tree odd nodes are leaves. The second has the same shape, with node i in the position of another node:
+    mirrored (an even number of nodes) or shifted by one (an odd number). So odd nodes become inner nodes, and at most
+    one node is a leaf in both trees. With 4 nodes the parents of 1 to 4 are 2, 4, 2, 0 and 0, 3, 1, 3.
+    """
+    first = {node: _parent(node, places) for node in range(1, places + 1)}
+    position = {node: places + 1 - node if places % 2 == 0 else node % places + 1 for node in first}
+    node_at = {0: 0, **{place: node for node, place in position.items()}}
+
+    def second_parent(node: int) -> int:
+        parent_position = first[position[node]]
+        return node_at[parent_position]
+
+    return first, {node: second_parent(node) for node in first}
 
 
 def _parent(place: int, places: int) -> int:
-    """Return the parent of a place, from 1 on, in an in-order binary tree of that many places."""
+    """Return the parent of place 1 to `places` in a binary tree numbered in order, left to right; 0 for the top.
+
+    With 7 places: 4 is the top, 2 and 6 are its children, and the odd places are leaves.
+    """
+    # A place 0b...10 (2), with lowest set bit 1 << h, has height h. Its parent has bit h cleared and bit h + 1 set. If
+    # there is no such place, the parent is the one with bit h cleared only.
     lowest = place & -place
     above = place ^ lowest | lowest << 1
     return above if above <= places else place ^ lowest
 
 
 def _join_trees(size: int, trees: Sequence[_Tree], owners: Ints, root: int, slices: int) -> Pattern:
-    """Return both trees with times such that a rank receives and sends one message a step."""
+    """Return the pattern of two trees, with steps in which a rank receives at most one message and sends at most one.
+
+    Args:
+        size: Ranks.
+        trees: In each tree the parent of each node but the top. Node i is the rank i places after `root`.
+        owners: Rank at the top of each tree.
+        root: Rank that is node 0.
+        slices: Number of slices of each half.
+    """
     turn = _edge_turns(trees)
     edges = []
     for which, tree in enumerate(trees):
@@ -171,7 +211,15 @@ def _join_trees(size: int, trees: Sequence[_Tree], owners: Ints, root: int, slic
 
 
 def _arrival_steps(node: int, tree: _Tree, which: int, turn: dict[tuple[int, int], int], when: dict[int, int]) -> int:
-    """Return the step in which a node gets the first slice; -1 for a top, which has it."""
+    """Return the step in which a node receives the first slice; -1 for the top, which has it from the start.
+
+    Args:
+        node: The node.
+        tree: The parent of each node but the top.
+        which: Number of the tree, 0 or 1.
+        turn: By (number of the tree, node): whether the edge to this node works in even (0) or odd (1) steps.
+        when: By node, results found so far; this function adds those of the node and of the nodes above it.
+    """
     if node not in tree:
         return -1
     if node not in when:
@@ -181,15 +229,17 @@ def _arrival_steps(node: int, tree: _Tree, which: int, turn: dict[tuple[int, int
 
 
 def _edge_turns(trees: Sequence[_Tree]) -> dict[tuple[int, int], int]:
-    """Return for each edge, named by its tree and its lower end, whether it works in even (0) or odd (1) steps.
+    """Return for each edge whether it works in even (0) or odd (1) steps. The key of an edge is (tree, lower node).
 
-    Edges that leave one node, or end in one node, must differ. Each edge has at most one of either kind to differ from,
-    so going round from edge to edge, the kinds alternate: all circles are even, and two turns suffice.
+    Two edges of a tree that leave one node must differ, and so must the edges of both trees that end in one node. So an
+    edge must differ from at most one edge at its upper end and one at its lower end. A walk along these constraints
+    alternates between upper and lower ends, so that every cycle has even length, and two values suffice.
     """
     leaving: dict[int, list[tuple[int, int]]] = {}
     for which, tree in enumerate(trees):
         for node, parent in tree.items():
             leaving.setdefault(parent, []).append((which, node))
+    # The two edges that leave one node of a tree.
     sibling = {a: b for pair in leaving.values() if len(pair) == 2 for a, b in (pair, pair[::-1])}
     turn: dict[tuple[int, int], int] = {}
     for which, tree in enumerate(trees):
@@ -199,8 +249,10 @@ def _edge_turns(trees: Sequence[_Tree]) -> dict[tuple[int, int], int]:
                 edge, now = stack.pop()
                 if edge not in turn:
                     turn[edge] = now
-                    other = (1 - edge[0], edge[1])
-                    stack += [
-                        (e, 1 - now) for e in (sibling.get(edge), other if edge[1] in trees[other[0]] else None) if e
-                    ]
+                    own_tree, lower_end = edge
+                    other_tree = 1 - own_tree
+                    if edge in sibling:
+                        stack.append((sibling[edge], 1 - now))
+                    if lower_end in trees[other_tree]:
+                        stack.append(((other_tree, lower_end), 1 - now))
     return turn

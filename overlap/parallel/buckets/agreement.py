@@ -16,7 +16,7 @@ from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.memory.arrays import metadata
 from ...timeline.span import RoleName
-from ..memory_work import MemoryWork, nothing, users_frame
+from ..memory_work import MemoryWork, do_nothing, users_frame
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,9 +28,9 @@ _SLOTS = 64
 
 
 def digest_texts(items: Iterable[str]) -> NDArray[np.int64]:
-    """Return (slots,) the number of items, then a digest of each, then zeros.
+    """Return an array of 64 integers: the number of items, then a digest of each item, then filling.
 
-    If there are more items than slots, the last digest is that of all remaining items together.
+    Only the first 62 items have a digest of their own; one more digest stands for all later items together.
     """
     texts = list(items)
     parts = [*texts[: _SLOTS - 2], "\n".join(texts[_SLOTS - 2 :])]
@@ -46,9 +46,9 @@ def check_equal_items(
     Args:
         subject: The name of the items, and advice, for the message: "params: ...".
         items: The items of this rank.
-        gathered: The digests of all ranks, in the order of `ranks`.
-        ranks: World ranks.
-        this_rank: World rank of this process.
+        gathered: The results of `digest_texts` of all ranks, joined in the order of `ranks`.
+        ranks: World ranks of the ranks that compare.
+        this_rank: World rank of the caller.
 
     Raises:
         UsageError: Naming the first rank that differs, and the first item that does.
@@ -56,6 +56,7 @@ def check_equal_items(
     expected = digest_texts(items)
     for rank, row in zip(ranks, gathered.reshape(len(ranks), -1), strict=True):
         if (row != expected).any():
+            # Index of the first item that differs. Column 0 is the number of items; if only that differs, argmax is 0.
             index = int((row[1:] != expected[1:]).argmax())
             count = int(row[0])
             if index < min(len(items), count, _SLOTS - 2):
@@ -82,19 +83,20 @@ def issue_check(work: MemoryWork, group: Group, subject: str, items: Sequence[st
     label = RoleName(name or f"compare {subject}", "library")
     gathered = group.all_gather(metadata(digest_texts(items)), name=label, call_site=users_frame())
     check = partial(check_equal_items, subject, items, ranks=group.ranks, this_rank=work.rank.rank)
-    return work.compute(check if work.real else nothing, gathered, name="compare")
+    return work.compute(check if work.real else do_nothing, gathered, name="compare")
 
 
 def compare_replicas(work: MemoryWork, group: Group, views: Mapping[str, Array], step: int) -> Future[None]:
-    """Issue a comparison of the weights of all ranks, behind all computes so far; nothing waits for it.
+    """Issue a comparison of the weights of all ranks; it runs after all computes issued so far, and nothing waits.
 
-    Cost: one pass over the weights, at 10 GB/s and more, and 8 bytes of each parameter on a stream of its own.
+    Cost: one pass over the weights, at 10 GB/s and more. Each rank sends 8 bytes for each parameter, on a separate
+    stream.
 
     Args:
         work: Issues the digests and the comparison.
         group: The ranks that should have the same weights.
         views: The weights by name.
-        step: After which they are compared, from 1, for the message.
+        step: Number of the step after which they are compared, from 1, for the message.
 
     Returns:
         A future that fails on every rank, with a `ReplicaError`, if they differ.
@@ -104,28 +106,41 @@ def compare_replicas(work: MemoryWork, group: Group, views: Mapping[str, Array],
     digested = work.compute(digest, name="digest of weights", moved_bytes=nbytes)
     stream, name = work.rank.stream(f"replicas of {group.name}"), RoleName("compare replicas", "library")
     gathered = group.all_gather(digested, stream=stream, name=name, call_site=users_frame())
+    # In a world without data all digests are 0: there is nothing to compare.
     check = partial(_check_replicas, tuple(views), group.ranks, step)
-    return work.compute(check if work.real else nothing, gathered, name="compare replicas")
+    return work.compute(check if work.real else do_nothing, gathered, name="compare replicas")
 
 
 def minority_ranks(digests: Sequence[int]) -> list[int]:
-    """Return the ranks in the minority; of two halves, the one without the first rank.
+    """Return the indices of the ranks whose digest is not the most common one; empty if all digests are equal.
+
+    If several digests are equally common, the one that occurs first counts as the most common.
 
     >>> minority_ranks([7, 7, 5, 7])
     [2]
+
+    Args:
+        digests: The digest of each rank.
     """
-    usual = Counter(digests).most_common(1)[0][0]  # of several that are as common, the first
+    [(usual, _)] = Counter(digests).most_common(1)  # of several that are as common, the first
     return [index for index, digest in enumerate(digests) if digest != usual]
 
 
 def _digest_weights(views: Mapping[str, Array]) -> Array:
-    """Return a digest of 64 bits of each weight, in the order of `views`."""
+    """Return an int64 array with a digest of each weight, in the order of `views`."""
     hashes = [xxhash.xxh3_64_intdigest(view.reshape(-1).view(np.uint8).data) for view in views.values()]
     return metadata(np.array(hashes, np.uint64).view(np.int64))
 
 
 def _check_replicas(names: Sequence[str], ranks: Sequence[int], step: int, gathered: NDArray[np.int64]) -> None:
-    """Compare the digests of all ranks, and raise a `ReplicaError` for the first parameter with a minority."""
+    """Compare the digests of all ranks, and raise a `ReplicaError` for the first parameter with a minority.
+
+    Args:
+        names: Names of the weights, in the order of the digests of a rank.
+        ranks: World ranks, in the order of `gathered`.
+        step: Number of the step, for the error.
+        gathered: The digests of all ranks: all of the first rank, then all of the second, and so on.
+    """
     table = gathered.reshape(len(ranks), -1)
     for name, digests in zip(names, table.T.tolist(), strict=True):
         odd = minority_ranks(digests)

@@ -17,27 +17,31 @@ from .plan import BUCKET_BYTES, BucketPlan
 if TYPE_CHECKING:
     from ..tree import Array
 
-_PARTS = 4  # of a large last gradient: a quarter of its update is exposed, and more parts would cost latency
+# Parts of a large last gradient: only the last quarter of its update is exposed; more parts would cost latency.
+_PARTS = 4
 
 
 class AveragedBucket(Bucket):
-    """A bucket whose mean comes back to every rank.
+    """A bucket of which every rank receives the whole mean.
 
-    It has one buffer for good. That is enough, as all that writes it is a compute of this rank: the gradients of a step
-    are packed after the update of the step before, which has waited for the mean in the buffer.
+    The bucket has one buffer for all steps: gradients are packed into it, and their mean replaces them there. One is
+    enough, because the compute stream runs in order: the gradients of a step are packed after the update of the
+    previous step, and that update has waited for the mean in the buffer.
 
     Args:
         context: The parts that all buckets of the model use.
-        plan: Its gradients.
+        plan: The gradients in the bucket.
         priority: Priority of its operations.
         stream: Stream of its operations.
         parameters: The weights of the model.
-        comes_last: Whether nothing hides the update of this bucket: if it is one large gradient, it travels in parts.
+        comes_last: Whether the bucket is sent last, so that nothing hides its update. If it holds a single large
+            gradient, this is then cut into parts, and only the update of the last part is exposed.
 
     Attributes:
-        parts: The parts of the buffer that travel by themselves.
-        arrived: The mean over the group, part by part, of the step that was sent last.
-        applied: The step that was applied last, by the start of each part.
+        parts: Slices of the buffer, each of which is sent as an operation of its own.
+        arrived: The mean over the group of each part, as a future, for the step that was sent last.
+        applied: The step that was last applied to each part, by the part's first element. A part that was never
+            updated has no entry.
     """
 
     def __init__(
@@ -55,16 +59,21 @@ class AveragedBucket(Bucket):
         self.arrived: list[Future[Array]] = []
         self.applied: dict[int, int] = {}
         self._stream, self._parameters, self._runs = stream, parameters, parameters.runs(plan)
-        self._step = self._updated = 0  # that was sent last, and updated last
+        self._step = self._updated = 0  # step that was sent last, and step that was updated last
         cut = comes_last and self._alone and self._group.size > 1
         self.parts: list[slice] = _plan_parts(plan) if cut else [slice(0, plan.size)]
-        # A look at the mean is free, as the update reads it anyway; if it fails, threads of all ranks ask each other.
+        # The update reads the mean anyway, so looking for NaN in it is free. If one is found, the ranks exchange over
+        # `_blame_stream` whose gradient it was.
         self._checks_mean = self._alone and context.rank.clock == "real"
-        self._asking = self._group.on(context.rank.stream(f"blame of {self._group.name}"))
-        self._own_gradient: Array | None = None  # this rank's gradient, if it has not been looked at
+        self._blame_stream = self._group.on(context.rank.stream(f"blame of {self._group.name}"))
+        self._own_gradient: Array | None = None  # this rank's gradient, if it has not been checked
 
     def send(self, step: int) -> None:
-        """Pack the gradients and issue their mean, part by part, with zeros for missing gradients."""
+        """Issue the packing of the gradients, with zeros for missing ones, and the mean of each part.
+
+        Args:
+            step: Step of the model, from 1.
+        """
         assert not self.update_due, "an update reads the buffer first"
         views = [self._flat[part] for part in self.parts]  # views for this step: the last step's may be locked
         packed = self._issue_packing(step, None, partial(self._split_parts, views))
@@ -76,20 +85,31 @@ class AveragedBucket(Bucket):
 
     @property
     def update_due(self) -> bool:
-        """Whether an update is due that has not been issued."""
+        """Whether gradients were sent whose update has not been issued."""
         return self._updated != self._step
 
     def update(self, *factors: object) -> Future[dict[str, Array]]:
-        """Issue the update by the mean of the step that was sent last, times `factors`: numbers or futures of them."""
+        """Issue the update by the mean of the step that was sent last, times all `factors`; return its future.
+
+        Args:
+            factors: Futures of numbers that the gradient is multiplied with; None counts as 1.
+
+        Returns:
+            A future of the weights of the whole model by name, which ends when all parts of this bucket are updated.
+        """
+        # set at the issue, not when the update has run: it must not be issued twice
         self._updated = self._step
         moved_bytes = self._parameters.moved_bytes(self.plan) / len(self.parts)
         for part, arrived in zip(self.parts, self.arrived, strict=True):
             apply = partial(self._update_or_blame, self._step, part)
             newest = self._work.compute(apply, arrived, *factors, name="update", role="update", moved_bytes=moved_bytes)
-        return newest
+        return newest  # the updates of all parts run in order on the compute stream, so the last one ends last
 
     def means(self) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
-        """Yield the mean of each part, and the names and places of the parameters in it."""
+        """Yield, for each part, the future of its mean and a list of (parameter, slice of the mean).
+
+        A bucket that travels in several parts has one parameter, so each part holds elements of that one.
+        """
         slots = [(slot.name, slice(slot.start, slot.stop)) for slot in self.plan.slots]
         for part, mean in zip(self.parts, self.arrived, strict=True):
             yield mean, slots if len(self.parts) == 1 else [(slots[0][0], slice(0, part.stop - part.start))]
@@ -97,31 +117,62 @@ class AveragedBucket(Bucket):
     # -- on the compute stream -------------------------------------------------------------------------------------
 
     def _split_parts(self, views: list[Array], flat: Array) -> list[Array]:
-        """Return the parts of the packed gradients: the given views if they are in the buffer, else views of `flat`."""
+        """Return the parts of the packed gradients: `views` if they are in the buffer, else slices of `flat`.
+
+        Args:
+            views: Views of the buffer, one for each part.
+            flat: The packed gradients: the buffer, or the memory of a gradient that is sent without a copy.
+        """
         return views if flat is self._flat else [flat[part] for part in self.parts]
 
     def _check_finite(self, flat: Array, step: int) -> None:
-        """Refuse gradients that are not finite, unless they can be read later: then the mean is checked instead."""
-        stays = flat is not self._flat or self._group.size == 1  # else the mean takes its place
+        """Refuse gradients that are not finite; skip the check where `update_part` checks their mean instead.
+
+        That needs the gradient after the mean has come, to find out whose it was: it is remembered until then.
+        """
+        # In the buffer, the mean overwrites the gradient.
+        stays = flat is not self._flat or self._group.size == 1
         self._own_gradient = flat if self._checks_mean and stays else None
         if self._own_gradient is None:
             super()._check_finite(flat, step)
 
     def _update_or_blame(self, step: int, part: slice, reduced: Array, *factors: float | None) -> dict[str, Array]:
-        """Update one part and return all weights; a mean that is not finite raises the error on all ranks."""
+        """Update the weights of one part; return the weights of the whole model by name.
+
+        In a world without data nothing changes.
+
+        Args:
+            step: Step of the model, from 1.
+            part: The part, as elements of the bucket.
+            reduced: The mean of the part, flat.
+            factors: Numbers that the mean is multiplied with; None counts as 1.
+
+        Raises:
+            NonFiniteError: On all ranks: a rank had a gradient that is not finite.
+            UsageError: On all ranks: all gradients were finite, and their sum is not.
+        """
         if not self._work.real:
             return self._parameters.views
         if not self.update_part(step, part, reduced, *factors):
+            # The mean is checked only where the bucket has one gradient.
             [(name, view)] = self.views.items()
-            blame_rank(self._asking, name, self._own_gradient, view, step, self.site)
+            blame_rank(self._blame_stream, name, self._own_gradient, view, step, self.site)
         if part.stop == self.plan.size:
             self._own_gradient = None
         return self._parameters.views
 
     def update_part(self, step: int, part: slice, reduced: Array, *factors: float | None) -> bool:
-        """Update the weights of one part; return False if its mean is checked here and is not finite."""
+        """Update the weights of one part, and record the step in `applied`.
+
+        Arguments: see `_update_or_blame`.
+
+        Returns:
+            False if the mean was found not to be finite: then the part is updated incompletely, or not at all. True
+            otherwise; only a bucket with a single gradient is checked here.
+        """
         runs = self._runs
         if len(self.parts) > 1:
+            # A bucket that travels in parts has one parameter, and so one run: (slice of weights, slice of bucket).
             begin = runs[0][0].start
             runs = [(slice(begin + part.start, begin + part.stop), slice(0, part.stop - part.start))]
         gradient = scale_gradient(reduced, factors)
@@ -131,7 +182,7 @@ class AveragedBucket(Bucket):
 
 
 def _plan_parts(plan: BucketPlan) -> list[slice]:
-    """Return the parts in which a large last gradient travels: only the update of its last part is exposed."""
+    """Return the slices of a bucket that travel one by one: up to `_PARTS`, of `BUCKET_BYTES` or more each."""
     count = max(1, min(_PARTS, plan.nbytes // BUCKET_BYTES))
     ends = [plan.size * (index + 1) // count for index in range(count)]
     return [slice(start, stop) for start, stop in pairwise([0, *ends])]

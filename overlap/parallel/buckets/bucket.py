@@ -39,18 +39,18 @@ class Bucket(ABC):
 
     Args:
         context: The parts that all buckets of the model use.
-        plan: Its gradients.
+        plan: The gradients in the bucket.
         priority: Priority of its operations; lower is more urgent.
-        buffer: Memory where gradients lie side by side from step to step; None packs them into new memory each time.
-        counts: Elements of the mean that each rank needs, where no rank needs all.
+        buffer: Memory for all gradients, side by side, reused in each step; None: new memory in each step.
+        counts: Number of elements of the mean that each rank needs; None: every rank needs all.
 
     Attributes:
-        plan: Its gradients.
-        handed: Gradients of this step that have not been packed, by name.
+        plan: The gradients in the bucket.
+        handed: Gradients of this step that the program has handed over and that are not packed yet, by name.
         sent: Whether the gradients of this step have been sent.
         site: The line of the program that handed a gradient over last.
         views: The places of the gradients in the buffer, by name; empty without a buffer.
-        hooked: The hook at work on this bucket, if there is one.
+        hooked: The hook that computes the mean in place of a collective; None: no hook.
     """
 
     plan: BucketPlan
@@ -76,8 +76,8 @@ class Bucket(ABC):
         self._context, self._group, self._work = context, context.group, context.work
         self._priority, self._buffer = priority, buffer
         self._alone = len(plan.slots) == 1 and context.hook is None  # then the gradient need not be copied
-        self._added: set[str] = set()  # of which the buffer holds gradients that have not been sent
-        self._shape_only = None  # gradients of a world without data
+        self._added: set[str] = set()  # parameters with gradients in the buffer that have not been sent
+        self._shape_only = None  # in a world without data: an array that stands for all gradients
         if not self._work.real:
             self._shape_only = context.rank.empty(plan.size, plan.dtype) if buffer is None else buffer
 
@@ -87,51 +87,99 @@ class Bucket(ABC):
         return len(self.handed) == len(self.plan.slots)
 
     def _buffer_free(self) -> object:
-        """Return a future that ends when the buffer may be written; None if the order of computes ensures that."""
+        """Return a future that ends when the buffer may be written; None if the order of computes ensures that.
+
+        Computes that write the buffer take the future as an argument, so they start after its end.
+        """
         return None
 
     @abstractmethod
     def means(self) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
-        """Yield the means of the step that was sent last, and the names and places of the parameters in each."""
+        """Yield each mean of the step that was sent last (a future) and a list of (parameter, slice of the mean)."""
 
     def hand_over(self, name: str, gradient: object, site: Site) -> None:
-        """Keep a gradient of this step, or a future of one, and the program line `site` that passed it."""
+        """Store a gradient of this step.
+
+        Args:
+            name: Name of the parameter; it must have had no gradient in this step.
+            gradient: The gradient, or a future of it.
+            site: The line of the program that passed it, for errors.
+        """
         self.handed[name], self._sites[name] = gradient, site
 
     def add(self, name: str, gradient: object, step: int) -> None:
-        """Issue the addition of a gradient to the buffer; it is sent with the gradients of a later micro-batch."""
+        """Issue the addition of a gradient to the buffer; the sum is sent with the gradients of a later micro-batch.
+
+        The bucket must have a buffer.
+
+        Args:
+            name: Name of the parameter.
+            gradient: The gradient, or a future of it.
+            step: Step of the model, from 1, for errors.
+        """
         add, slot = partial(self._add_gradient, name, name in self._added, step, self.site), self.views[name]
         self._added.add(name)
         self._work.compute(add, self._buffer_free(), gradient, name="add", moved_bytes=3 * slot.nbytes)
 
-    def _add_gradient(self, name: str, added: bool, step: int, site: Site | None, _: object, gradient: Array) -> None:
-        """Add a gradient to its place in the buffer; the first one of a step overwrites the place."""
+    def _add_gradient(
+        self, name: str, added: bool, step: int, site: Site | None, _waited_for: object, gradient: Array
+    ) -> None:
+        """Add a gradient to its place in the buffer; the first one of a step overwrites the place.
+
+        Args:
+            name: Name of the parameter.
+            added: Whether the place already has gradients of this step.
+            step: Step of the model, from 1.
+            site: The line of the program that handed the gradient over, for errors.
+            _waited_for: Result of the future of `_buffer_free`; it is not used.
+            gradient: The gradient.
+
+        Raises:
+            UsageError: The gradient does not fit its parameter.
+        """
         view = self.views[name]
         check_gradient(name, gradient, view.shape, view.dtype, step, site)
         if self._work.real:
             _write_gradient(view, gradient, add=added)
 
-    def _issue_packing(self, step: int, inputs: object, form: Callable[[Array], object]) -> Future[Any]:
+    def _issue_packing(self, step: int, inputs: object, convert: Callable[[Array], object]) -> Future[Any]:
         """Issue the packing of the gradients of this step, with zeros for missing ones.
 
         Args:
             step: Step of the model, from 1.
-            inputs: Futures to wait for.
-            form: From the flat gradients of the bucket to the result of the compute.
+            inputs: Futures that the packing waits for; their results are not used.
+            convert: Function from the flat gradients of the bucket to the result of the future.
+
+        Returns:
+            A future of the result of `convert`.
         """
         sites, added = self._sites, frozenset(self._added)
         self._sites = {}
+        # None where no gradient was handed over: the packing uses zeros, or the sum that is in the buffer.
         gradients = [self.handed.pop(name, None) for name in self.plan.names]
         self._added.clear()
         self.sent = True
-        pack = partial(self._pack_gradients, step, sites, added, form)
+        pack = partial(self._pack_gradients, step, sites, added, convert)
         moved_bytes = 0 if self._alone and not added else 2 * self.plan.nbytes
         return self._work.compute(pack, inputs, *gradients, name="pack", role="pack", moved_bytes=moved_bytes)
 
     def _issue_mean(
         self, packed: Future[Any], step: int, collective: Callable[..., Future[Array]], name: str, **options: Any
     ) -> Future[Array]:
-        """Issue the mean over the group: by the hook, if there is one, or by this collective."""
+        """Issue the mean over the group: by the hook if there is one, else by `collective`.
+
+        In a group of one rank without a hook nothing is issued: the result is `packed`.
+
+        Args:
+            packed: This rank's gradients of the bucket, flat.
+            step: Step of the model, from 1.
+            collective: A method of the group, such as `all_reduce`.
+            name: Name of the operation for the timeline, without the number of the bucket.
+            options: Further arguments of the collective; a hook does not get them.
+
+        Returns:
+            A future of the mean, or of this rank's part of it.
+        """
         if self.hooked is not None:
             return self.hooked.start(packed, step, self.site)
         if self._group.size == 1:
@@ -153,40 +201,57 @@ class Bucket(ABC):
         step: int,
         sites: Mapping[str, Site],
         added: frozenset[str],
-        form: Callable[[Array], object],
-        _: object,
+        convert: Callable[[Array], object],
+        _waited_for: object,
         *gradients: Array | None,
     ) -> object:
-        """Check the gradients of one step, and put them into one flat array.
+        """Check the gradients of one step, pack them into one flat array, and pass this to `convert`.
+
+        In a world without data, `convert` gets an array without data.
 
         Args:
             step: Step of the model, from 1.
-            sites: Lines that handed gradients over, by parameter.
-            added: Parameters whose gradients are in the buffer already.
-            form: Makes the result from the flat array.
-            gradients: A gradient for each parameter of the bucket; None: zeros.
+            sites: Lines of the program that handed gradients over, by parameter.
+            added: Parameters for which the buffer already has a sum of gradients of this step.
+            convert: Function from the flat array to the result.
+            _waited_for: Results of the futures that the compute had to wait for; they are not used.
+            gradients: A gradient for each parameter of the bucket. None: no gradient was handed over; zeros are packed,
+                or, if the parameter is in `added`, the sum in the buffer.
+
+        Returns:
+            The result of `convert`.
+
+        Raises:
+            UsageError: A gradient has another shape than its parameter, or does not fit its dtype.
+            NonFiniteError: A gradient is not finite.
         """
         for slot, gradient in zip(self.plan.slots, gradients, strict=True):
             if slot.name in sites:
                 check_gradient(slot.name, gradient, slot.shape, self.plan.dtype, step, sites[slot.name])
         if self._shape_only is not None:
-            return form(self._shape_only)
+            return convert(self._shape_only)
         flat = self._flat_without_copy(gradients[0]) if self._alone and not added else None
         if flat is None:
             flat = self._copy_into_buffer(added, gradients)
         self._check_finite(flat, step)
-        return form(flat)
+        return convert(flat)
 
     def _flat_without_copy(self, gradient: Array | None) -> Array | None:
-        """Return the bucket's only gradient, flat, to be sent from where it is; None if it must be copied."""
+        """Return the bucket's only gradient as a flat view, which can be sent without a copy; None if it needs one."""
         if not isinstance(gradient, np.ndarray) or not gradient.flags.c_contiguous or gradient.dtype != self.plan.dtype:
             return None
-        if any(_is_same_memory(gradient, view) for view in self.views.values()):  # then it is in the buffer already
+        # A gradient that is already in the buffer is sent as the buffer.
+        if any(_is_same_memory(gradient, view) for view in self.views.values()):
             return None
         return gradient.reshape(-1)
 
     def _copy_into_buffer(self, added: frozenset[str], gradients: Iterable[Array | None]) -> Array:
-        """Return a flat array with all gradients: the buffer, or new memory; missing gradients are zeros."""
+        """Return a flat array with all gradients: the buffer, or new memory if the bucket has none.
+
+        Args:
+            added: Parameters for which the buffer already has a sum: their gradients are added to it.
+            gradients: A gradient for each parameter. None stands for zeros, and leaves a sum in the buffer as it is.
+        """
         buffer, views = self._buffer, self.views
         if buffer is None:
             buffer = np.empty(self.plan.size, self.plan.dtype)
@@ -201,6 +266,7 @@ class Bucket(ABC):
         return buffer
 
     def _check_finite(self, flat: Array, step: int) -> None:
+        """Refuse gradients that are not finite, with a `NonFiniteError` that names the first of them."""
         if not is_finite(flat):
             raise not_finite(self.plan.views(flat), rank=self._context.rank.rank, step=step, site=self.site)
 
@@ -208,13 +274,14 @@ class Bucket(ABC):
 def scale_gradient(gradient: Array, factors: Iterable[float | None]) -> Array:
     """Return a flat gradient times all factors; None counts as 1."""
     for factor in factors:
+        # A new array each time: the mean itself must stay for other uses.
         if factor not in (None, 1.0):
             gradient = gradient * gradient.dtype.type(factor)
     return gradient
 
 
 def _write_gradient(view: Array, gradient: Array, *, add: bool) -> None:
-    """Write a gradient to its place in the buffer, or add it; a gradient that is already there is not copied."""
+    """Write a gradient to its place in the buffer, or with `add` add it; skip the copy if it was computed there."""
     if add:
         np.add(view, gradient, out=view, casting="unsafe")
     elif not _is_same_memory(gradient, view):
@@ -222,6 +289,7 @@ def _write_gradient(view: Array, gradient: Array, *, add: bool) -> None:
 
 
 def _is_same_memory(gradient: Array, view: Array) -> bool:
+    """Whether a gradient is the very memory of its place in the bucket, so that it need not be copied there."""
     return (
         gradient.__array_interface__["data"] == view.__array_interface__["data"]
         and gradient.strides == view.strides

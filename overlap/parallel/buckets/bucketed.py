@@ -40,11 +40,12 @@ B = TypeVar("B", bound=Bucket)
 class Bucketed(Strategy[Params], Generic[B, Params]):
     """A model with gradients averaged over a group of ranks, in buckets.
 
-    Buckets leave in the same order on all ranks, each as soon as it is full and those before it have left.
+    Buckets are sent in the same order on all ranks: each as soon as it is full and all buckets before it are sent.
 
     Args:
         rank: This rank.
         params: The first weights.
+        group: The ranks whose gradients are averaged; None for all.
         settings: Options of the strategy.
     """
 
@@ -57,49 +58,46 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         self._context = BucketContext(
             rank=rank, group=self.group, hook=settings.hook, exact=settings.exact, work=self._work
         )
-        self._copies = self._count_copies(settings)
+        self._copies: dict[str, int] = {}  # by parameter: number of ranks in the clip group that have the same values
+        for part, copies in (settings.clip_copies or {}).items():
+            self._copies |= dict.fromkeys(self._names.parameters_of(part), copies)
         self._uneven = settings.uneven and self.group.size > 1
         rebuilds = settings.rebuild_buckets and settings.unused == "error" and not settings.uneven
+        # Names of the gradients of the first step in their order of arrival; None once buckets are rebuilt.
         self._observed: list[str] | None = [] if rebuilds else None
         self._seen: Sequence[str] = ()  # the order of the first step, once it is known
         self._set_buckets([])
-        self._syncs, self._sample_weight = True, 1.0
-        self._joins = False  # whether this rank only takes part in the others' steps
-        self._active: Future[Array] | None = None  # how many ranks have samples in this step
-        self._agreed: tuple[Future[object], ...] = ()  # that the ranks have the same buckets
-
-    def _count_copies(self, settings: Settings) -> dict[str, int]:
-        """Return by parameter the number of ranks in the clip group with the same values, from `clip_copies`."""
-        copied: dict[str, int] = {}
-        for name, copies in (settings.clip_copies or {}).items():
-            self._names.find(name, lambda leaf, copies=copies: copied.__setitem__(leaf, copies))  # type: ignore[misc]
-        return copied
+        self._syncs = True  # False inside `no_sync`
+        self._sample_weight = 1.0  # this rank's samples over the mean number of samples of a rank
+        self._joins = False  # whether this rank has no more samples, and takes part in the others' steps with zeros
+        self._active: Future[Array] | None = None  # (1,) number of ranks that have samples in this step
+        self._agreed: tuple[Future[object], ...] = ()  # ends when all ranks are known to have the same buckets
 
     def _set_buckets(self, buckets: list[B]) -> None:
         """Use these buckets from now on, in the order in which they travel."""
         self._queue = BucketQueue(buckets)
         self._buckets, self._home = buckets, self._queue.home
 
-    # -- for each strategy ----------------------------------------------------------------------------------------
+    # -- for subclasses -------------------------------------------------------------------------------------------
 
     def _prepare_bucket(self, bucket: B) -> None:
         """Issue the work that must precede the first gradient of a step in a bucket; by default none."""
 
     @abstractmethod
     def _send_bucket(self, bucket: B) -> None:
-        """Send a bucket, with zeros for gradients that nobody has handed over."""
+        """Send a bucket, with zeros for gradients that were not handed over."""
 
     @abstractmethod
     def _end_step(self, factors: tuple[Future[object], ...]) -> Sequence[Future[object]]:
-        """Issue the updates, now or later; return the futures that a program waits for which is too far ahead.
+        """Issue the updates, or record that they are due; return the futures that limit how far the program is ahead.
 
         Args:
-            factors: Numbers that gradients are multiplied with.
+            factors: Futures of the numbers that gradients are multiplied with.
         """
 
     @abstractmethod
     def _reorder(self, order: Sequence[str]) -> None:
-        """Rearrange buckets for gradients that arrive in this order of names."""
+        """Rearrange the buckets for gradients that arrive in this order of names."""
 
     @abstractmethod
     async def _await_weights(self) -> Params:
@@ -112,11 +110,11 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
     # -- the loop ------------------------------------------------------------------------------------------------
 
     def share(self, batch: int) -> slice:
-        """Return this rank's samples of the next steps, by their places in the batch of all ranks.
+        """Return the slice of the batch of all ranks that holds this rank's samples, for the next steps.
 
-        With ``batch="rank"`` each rank has that many, in any number of ranks. With ``batch="global"`` all ranks
-        together have that many; where they do not divide, the first ranks have one more, and the mean of gradients is
-        weighted by samples. Hand over the mean over the rank's own samples in either case.
+        If the model has ``batch="rank"``, `batch` is the number of samples of each rank. With ``batch="global"`` it is
+        that of all ranks together: `share(10)` on four ranks returns 0:3, 3:6, 6:8 and 8:10, and gradients are weighted
+        by the number of samples. In both cases hand over the mean gradient over the rank's own samples.
 
         Args:
             batch: Number of samples in a step: of a rank, or of all ranks.
@@ -134,44 +132,61 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         return slice(start, start + count)
 
     def _weigh_by_samples(self, name: str, gradient: object) -> object:
-        """Return the gradient times (this rank's samples / mean samples of a rank); unchanged if these are equal."""
+        """Return a gradient times (this rank's samples / mean number of samples of a rank); unchanged if that is 1.
+
+        Args:
+            name: Name of the parameter.
+            gradient: The gradient, or a future of it.
+        """
         if self._sample_weight == 1.0:
             return gradient
         shape, dtype = self._leaves[name]
-        weigh, moved_bytes = partial(_scale_gradient, self._sample_weight), 2 * prod(shape) * dtype.itemsize
+        weigh, moved_bytes = partial(scale_gradient, factors=[self._sample_weight]), 2 * prod(shape) * dtype.itemsize
         return self._work.compute(weigh, gradient, name="weigh by samples", moved_bytes=moved_bytes)
 
     def take_gradients(self, gradients: Mapping[str, object], site: Site) -> None:
-        """Hand gradients to their buckets, and start each bucket that is full and the next to travel."""
+        """Give gradients to their buckets, and send full buckets as long as all buckets before them have left.
+
+        Under `no_sync`, gradients of buckets with a buffer are only added up there. Arguments: see
+        `Strategy.take_gradients`.
+
+        Raises:
+            UsageError: A gradient has been handed over in this step already.
+        """
         gradients = {name: self._weigh_by_samples(name, gradient) for name, gradient in gradients.items()}
         for name, gradient in gradients.items():
             bucket = self._home[name]
             bucket.site = site
             if not bucket.handed:
                 self._prepare_bucket(bucket)
+            # Only a bucket with a buffer has views; one without sends the gradients of each micro-batch.
             if not self._syncs and bucket.views:
                 bucket.add(name, gradient, self.steps + 1)
                 continue
             if bucket.sent or name in bucket.handed:
-                raise self._duplicate_error(name)
+                raise UsageError(
+                    f"reduce: the gradient of {name!r} has been handed over in step {self.steps} already; of a weight "
+                    "that is used twice, add the gradients up and hand over the sum; or has model.step() been "
+                    "forgotten?"
+                )
             bucket.hand_over(name, gradient, site)
             if self._observed is not None:
                 self._observed.append(name)
-        for bucket in self._queue.due():
+        for bucket in self._queue.take_full():
             self._start_bucket(bucket)
 
     def _start_bucket(self, bucket: B) -> None:
-        """Send a bucket; with uneven ranks, count first how many ranks have samples in this step."""
+        """Send a bucket. With `uneven`, before the first bucket of a step, count the ranks that have samples in it."""
         if self._uneven and self._active is None:
-            self._active = self._count_active_ranks(1.0)
+            self._active = self._count_active_ranks(has_samples=True)
         self._prepare_bucket(bucket)
         self._send_bucket(bucket)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Only add up the gradients that are handed over inside the ``with``; the next ones take them along.
+        """Add up the gradients that are handed over inside the ``with``, and send the sums with the next gradients.
 
-        So the mean over ranks is one of sums over micro-batches: divide the loss by their number.
+        The mean over ranks is then a mean of sums over micro-batches: divide the loss by the number of micro-batches.
         """
         before, self._syncs = self._syncs, False
         try:
@@ -180,31 +195,34 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
             self._syncs = before
 
     def step(self) -> Ahead:
-        """Let all weights make a step, once their gradients are there. Issues, and never waits.
+        """End a step: send the buckets that are left, and update all weights once their means have come. Never waits.
 
         Returns:
-            An awaitable that keeps the program at most `ahead` steps ahead of its gradients.
+            An awaitable: `await` it to keep the program at most `ahead` steps ahead of its gradients.
 
         Raises:
-            UsageError: If a parameter has had no gradient, and `unused` does not allow that.
+            UsageError: If a parameter has had no gradient in this step, unless the model has ``unused="zeros"``.
         """
         missing = [name for bucket in self._queue.waiting for name in bucket.plan.names if name not in bucket.handed]
         if missing and self._settings.unused == "error" and not self._joins:
             raise UsageError(
                 f"step: no gradient of {', '.join(map(repr, missing))} in step {self.steps}; "
-                "hand it over, or pass unused='zeros'"
+                f"call model.reduce({missing[0]!r}, gradient) before step(), or pass unused='zeros'"
             )
         self._record_first_step()
-        for bucket in self._queue.rest():
+        for bucket in self._queue.take_rest():
             self._start_bucket(bucket)
         self.steps += 1
-        self._queue.begin()
+        self._queue.begin_step()
+        # After the buckets were sent: the factors are computed from their means.
         issued = self._end_step((*self._mean_factor(), *self._clip_factor(), *self._agreed))
         self._rebuild_buckets()
         return Ahead(self.limit_steps(issued))
 
     async def finish(self) -> Params:
-        """Wait until all updates are done; then go on, if you like.
+        """Wait until all updates are done; training may continue afterwards.
+
+        With `uneven`, first take part in the steps that other ranks still make.
 
         Returns:
             The weights, in a tree like `params`.
@@ -215,19 +233,29 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
 
     # -- ranks with fewer samples --------------------------------------------------------------------------------
 
-    def _count_active_ranks(self, samples: float) -> Future[Array]:
-        """Issue the count of the ranks that have samples in this step; this rank counts as `samples`, 0 or 1."""
+    def _count_active_ranks(self, *, has_samples: bool) -> Future[Array]:
+        """Issue a count, collective over the group, of the ranks that have samples in this step.
+
+        Args:
+            has_samples: Whether this rank has samples.
+
+        Returns:
+            A future of the count, (1,).
+        """
         stream = self.rank.stream(f"samples of {self.group.name}")
         site = users_frame()
         return self.group.all_reduce(
-            np.array([samples]), stream=stream, name=RoleName("ranks with samples", "library"), call_site=site
+            np.array([float(has_samples)]),
+            stream=stream,
+            name=RoleName("ranks with samples", "library"),
+            call_site=site,
         )
 
     async def _join_remaining_steps(self) -> None:
-        """Take part, with zeros, in the steps of ranks that have more samples."""
+        """Take part with zeros in the steps of the other ranks, until no rank has samples."""
         self._joins = True
         while True:
-            active = self._count_active_ranks(0.0)
+            active = self._count_active_ranks(has_samples=False)
             if (await active)[0] == 0:
                 break
             self._active = active
@@ -235,7 +263,10 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         self._joins = False
 
     def _mean_factor(self) -> tuple[Future[object], ...]:
-        """Return a future of the number of ranks over the number with samples, in a tuple; empty if ranks are even."""
+        """Return a tuple with a future of (number of ranks / number of ranks with samples); empty without `uneven`.
+
+        In a world without data the factor is 1. Drops the count, so that the next step counts again.
+        """
         active, self._active = self._active, None
         if active is None:
             return ()
@@ -246,25 +277,30 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
     # -- the norm ------------------------------------------------------------------------------------------------
 
     def _clip_factor(self) -> tuple[Future[object], ...]:
-        """Return a future of the factor that limits the norm of all gradients, in a tuple; empty without a limit."""
+        """Return a tuple with a future of the factor that limits the norm of all gradients to `clip_norm`.
+
+        Empty without a limit, and in a world without data, where no norm is known.
+        """
         limit, stream = self._settings.clip_norm, self._update_stream
         if limit is None or not self._work.real:
             return ()
-        arrived = [mean for bucket in self._buckets for mean in bucket.means()]
-        parts: list[list[Part]] = [
-            [(part, self._copies.get(name, 1)) for name, part in parts_of_mean] for _, parts_of_mean in arrived
-        ]
-        reduced, site = [future for future, _ in arrived], users_frame()
+        means: list[Future[Array]] = []
+        parts: list[list[Part]] = []  # for each mean, the parameters in it
+        for bucket in self._buckets:
+            for mean, places in bucket.means():
+                means.append(mean)
+                parts.append([(place, self._copies.get(name, 1)) for name, place in places])
+        site = users_frame()
         nbytes = sum(bucket.plan.nbytes for bucket in self._buckets)
         squares: Future[Array] = self._work.compute(
-            partial(square_sums, parts), *reduced, name="norm", moved_bytes=nbytes, stream=stream
+            partial(square_sums, parts), *means, name="norm", moved_bytes=nbytes, stream=stream
         )
         for group in self._norm_groups():
             squares = group.all_reduce(squares, exact=True, name=RoleName("norm", "library"), call_site=site)
         return (self._work.compute(partial(clip_factor, limit), squares, name="norm", stream=stream),)
 
     def _norm_groups(self) -> list[Group]:
-        """Return the groups over which the sums of squares are added: ranks that have other parts of the model."""
+        """Return the groups over which sums of squares are added: their ranks have different parts of the model."""
         clip_group = self._settings.clip_group
         return [] if clip_group is None or clip_group.size == 1 else [clip_group]
 
@@ -274,31 +310,34 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         """Return facts that a checkpoint saves with the arrays.
 
         Returns:
-            order: Names of parameters in the order in which buckets travel, once known: it decides on bits.
-            hooks: Whether a hook of a bucket has state.
-            lost: The first state of a hook that a checkpoint cannot hold, for people; "" if there is none.
+            A dict. `order`: names of the parameters in the order in which buckets travel, which decides on the bits of
+            sums; left out until it is known. `hooks`: whether a hook of a bucket has state. `lost`: a sentence on the
+            first state of a hook that a checkpoint cannot hold; "" if there is none.
         """
         order = {"order": list(self._seen)} if self._seen else {}
         hooked = [bucket.hooked for bucket in self._buckets if bucket.hooked and bucket.hooked.state]
         lost = next(filter(None, (hook.unsavable for hook in hooked)), "")
         return order | {"hooks": bool(hooked), "lost": lost}
 
-    def own(self) -> dict[str, object]:
-        """Return the state of this rank's hooks, by their names."""
+    def own_state(self) -> dict[str, object]:
+        """Return the states of this rank's hooks, by the hooks' names, as far as checkpoints can hold them."""
         hooked = [bucket.hooked for bucket in self._buckets if bucket.hooked]
         return {name: state for hook in hooked for name, state in hook.saved_state().items()}
 
     def resume(self, steps: int, notes: Mapping[str, object], own: Mapping[str, object] | None) -> str:
-        """Go on from that step: weights and the optimizer's state have been written into place.
+        """Adopt a checkpoint after its weights and optimizer state have been written into the model's memory.
+
+        Sets `steps`, and restores the order of buckets and the states of hooks.
 
         Args:
-            steps: Number of steps before the checkpoint.
-            notes: The result of `notes` when it was saved.
-            own: The result of `own` on this rank; None if other ranks saved it.
+            steps: Number of steps that the saved model had made.
+            notes: The result of `notes` at the time of saving.
+            own: The result of `own_state` on this rank at that time; None if other ranks saved the checkpoint.
 
         Returns:
-            The difference to the saved model, for people to read; empty if there is none.
+            A sentence on what differs from the saved model; empty if nothing does.
         """
+        # `notes` has "order" (parameters by arrival of their gradients), "hooks" (whether hooks had state) and "lost"
         self.steps = steps
         order = [name for name in cast("Sequence[str]", notes.get("order", ())) if name in self._home]
         if self._observed is not None and len(order) == len(self._home):
@@ -313,7 +352,10 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
     # -- the order -----------------------------------------------------------------------------------------------
 
     def _rebuild_buckets(self) -> None:
-        """Rebuild the buckets in the order in which the gradients of the first step arrived."""
+        """Rebuild the buckets in the order in which the gradients of the first step arrived; later calls do nothing.
+
+        Issues a comparison of the order between the ranks; later updates wait for it, and fail if orders differ.
+        """
         order, self._observed = self._observed, None
         if order is None:
             return
@@ -321,7 +363,3 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         if self.group.size > 1:
             self._agreed = (issue_check(self._work, self.group, _ORDER, list(map(repr, order)), name=_COMPARISON),)
         self._reorder(order)
-
-
-def _scale_gradient(weight: float, gradient: Array) -> Array:
-    return scale_gradient(gradient, [weight])

@@ -15,110 +15,117 @@ if TYPE_CHECKING:
 
 
 class Gathering:
-    """Stages 1 and 2: whole parameters stay, and are gathered in place after each update."""
+    """Stages 1 and 2 of ZeRO: whole parameters stay, and are gathered in place after each update."""
 
     def __init__(self) -> None:
-        self._whole: dict[ScatteredBucket, Future[Array]] = {}
+        self._whole: dict[ScatteredBucket, Future[Array]] = {}  # result of each bucket's last gather: flat parameters
+        # The same parameters by name, of the buckets that are used in this step.
         self._open: dict[ScatteredBucket, Future[dict[str, Array]]] = {}
 
-    def visit(self, bucket: ScatteredBucket) -> Future[dict[str, Array]]:
-        """Return the parameters of a bucket by name, for the computes that are issued next."""
+    def parameters_for_use(self, bucket: ScatteredBucket) -> Future[dict[str, Array]]:
+        """Return a future of a bucket's whole parameters by name, for the computes that are issued next."""
         found = self._open.get(bucket)
         if found is None:
+            # Before the first gather, `updated` is a future of the first weights: all parameters of the bucket.
             found = self._open[bucket] = bucket.parameters_by_name(self._whole.get(bucket, bucket.updated))
         return found
 
     def gather_to_keep(self, bucket: ScatteredBucket) -> Future[dict[str, Array]]:
-        """Return the parameters of a bucket by name, for a caller that keeps them."""
-        return self.visit(bucket)
+        """Return a future of a bucket's whole parameters by name, for a caller that keeps them after the step."""
+        return self.parameters_for_use(bucket)
 
     def end_step(self) -> None:
-        """Forget the parameters of this step: the updates of all buckets are issued next."""
+        """Drop the futures of this step: the caller issues the updates of all buckets next."""
         self._open.clear()
 
     def begin_step(self, buckets: Sequence[ScatteredBucket]) -> None:
-        """Gather all buckets in this order, after their updates were issued."""
+        """Issue the gathers of all buckets in this order; their updates have been issued."""
         for bucket in buckets:
             self._whole[bucket] = bucket.gather()
 
     def repeat(self) -> None:
-        """Gather as in the step before, for ranks that go on without this one."""
+        """Take part in the gathers of a step that only the other ranks make; `begin_step` has issued them already."""
 
 
 class Prefetched(Gathering):
-    """Stage 3: whole parameters are gathered ahead of their use, and dropped after it.
+    """Stage 3 of ZeRO: whole parameters are gathered ahead of their use, and dropped after it.
 
-    A visit is a run of uses of one bucket. The visits of a step are expected to be the visits of the step before. With
-    the first use of one, the gather of the visit `depth` further on is issued; it starts once everything before the
-    present visit has been computed. So parameters of at most `depth + 1` buckets are there at once, however far the
-    program is ahead of its computes: only the computes hold them, and when these are done the memory is free.
+    A visit is a run of uses of one bucket, without uses of other buckets in between. Each step is expected to make the
+    visits of the previous step. The first use of a visit issues the gather for the visit that is `depth` visits later.
+    That gather starts once everything before the present visit has been computed. So the whole parameters of at most
+    `depth + 1` buckets exist at once, however far the program is ahead of its computes: only computes hold them.
 
     Args:
-        depth: How many visits ahead; with 0 each gather starts when the compute before it ends.
+        depth: Number of visits to gather ahead; with 0 each gather starts when the compute before it ends.
     """
 
     def __init__(self, depth: int) -> None:
         super().__init__()
         self._depth = depth
-        self._expected: list[ScatteredBucket] = []
-        self._visits: list[ScatteredBucket] = []
+        self._expected: list[ScatteredBucket] = []  # visits of the previous step
+        self._visits: list[ScatteredBucket] = []  # visits of this step so far
+        # Gathers that were issued ahead of their visits, the next visit first.
         self._ahead: deque[tuple[ScatteredBucket, Future[Array]]] = deque()
-        self._current: tuple[ScatteredBucket, Future[dict[str, Array]]] | None = None
+        self._current: dict[ScatteredBucket, Future[dict[str, Array]]] = {}  # the one bucket of the present visit
 
-    def visit(self, bucket: ScatteredBucket) -> Future[dict[str, Array]]:
-        """Return the whole parameters of a bucket by name, for the computes that are issued next.
+    def parameters_for_use(self, bucket: ScatteredBucket) -> Future[dict[str, Array]]:
+        """Return a future of a bucket's whole parameters by name, for the computes that are issued next.
 
-        Begins the gathers of the buckets that will be needed after this one, in the order of earlier steps.
+        If the previous step also used this bucket next, the gather for the visit `depth` visits later is issued, too.
+        Otherwise all gathers that were issued ahead are dropped, and this bucket is gathered now.
         """
-        if self._current is not None and self._current[0] is bucket:
-            return self._current[1]
+        if bucket in self._current:
+            return self._current[bucket]
         self._visits.append(bucket)
         if self._ahead and self._ahead[0][0] is bucket:
-            whole = self._ahead.popleft()[1]
-            self._prefetch(len(self._visits) - 1 + self._depth)
+            _, whole = self._ahead.popleft()
+            ahead = len(self._visits) - 1 + self._depth
+            if ahead < len(self._expected):
+                expected = self._expected[ahead]
+                self._ahead.append((expected, expected.gather(behind_computes=True)))
         else:
             self._drop_prefetched()
-            whole = bucket.gather(when=True)
-        self._current = bucket, bucket.parameters_by_name(whole)
-        return self._current[1]
+            whole = bucket.gather(behind_computes=True)
+        self._current = {bucket: bucket.parameters_by_name(whole)}
+        return self._current[bucket]
 
     def repeat(self) -> None:
-        """Gather as in the step before, for ranks that go on without this one.
+        """Take part in the gathers of a step that only the other ranks make: those of this rank's last step.
 
         Raises:
-            UsageError: If there is no step before.
+            UsageError: If this rank has made no step.
         """
         if not self._expected:
             raise UsageError(
-                "finish: with uneven=True, stage 3 needs at least one step of every rank; give each a batch"
+                "finish: this rank has made no step; with uneven=True, stage 3 needs at least one; "
+                "give each rank a batch"
             )
         for bucket in self._expected:
-            bucket.unused.append(bucket.drop_gathered(self.visit(bucket)))
+            bucket.unused.append(bucket.drop_gathered(self.parameters_for_use(bucket)))
 
     def gather_to_keep(self, bucket: ScatteredBucket) -> Future[dict[str, Array]]:
-        """Return the parameters of a bucket by name, for a caller that keeps them."""
+        """Return a future of a bucket's whole parameters by name, for a caller that keeps them after the step.
+
+        Drops all gathers that were issued ahead of their visits.
+        """
         self._drop_prefetched()
         return bucket.parameters_by_name(bucket.gather())
 
     def end_step(self) -> None:
-        """Forget the parameters of this step: the updates of all buckets are issued next."""
+        """Drop the futures of this step: the caller issues the updates of all buckets next.
+
+        The visits of this step become the expected visits of the next one.
+        """
         self._drop_prefetched()
-        self._current = None
+        self._current = {}
         self._expected, self._visits = self._visits, []
 
     def begin_step(self, buckets: Sequence[ScatteredBucket]) -> None:
-        """Gather the first `depth` buckets that are expected, after the updates were issued."""
-        for bucket in self._expected[: self._depth]:
-            self._ahead.append((bucket, bucket.gather()))
-
-    def _prefetch(self, visit: int) -> None:
-        """Issue the gather for a visit of this step, by its number; nothing after the last expected visit."""
-        if visit < len(self._expected):
-            bucket = self._expected[visit]
-            self._ahead.append((bucket, bucket.gather(when=True)))
+        """Issue the gathers of the first `depth` expected visits; all updates have been issued."""
+        self._ahead.extend((bucket, bucket.gather()) for bucket in self._expected[: self._depth])
 
     def _drop_prefetched(self) -> None:
-        """Give up gathers that are ahead; their buckets are not updated before those end."""
+        """Drop the gathers that were issued ahead; the update of a bucket still waits until its gather has ended."""
         for bucket, whole in self._ahead:
             bucket.unused.append(whole)
         self._ahead.clear()

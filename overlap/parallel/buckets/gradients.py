@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import fsum, sqrt
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -32,16 +32,17 @@ def check_gradient(
 
     Args:
         name: Name of the parameter.
-        gradient: The value that was handed over, or the result of the future that was.
+        gradient: The gradient that was handed over; of a future, its result.
         shape: Shape of the parameter.
         dtype: Dtype of the parameter.
-        step: Step of the model, from 1; messages count as `rank.step` does, from 0.
-        site: The line that handed it over; None: the caller is there.
+        step: Step of the model, from 1; the message counts from 0, as `rank.step` does.
+        site: The line that handed the gradient over; None leaves it out of the message.
 
     Raises:
-        UsageError: If it is no array, has another shape, or is complex where the parameter is not.
+        UsageError: The value is no array, has another shape, or is complex while the parameter is not.
     """
     actual = getattr(gradient, "shape", None)
+    # A complex parameter accepts any gradient, a real one only a real gradient.
     if actual == shape and (dtype.kind == "c" or getattr(getattr(gradient, "dtype", None), "kind", "") != "c"):
         return
     subject = f"reduce: the gradient of {name!r} in step {step - 1}"
@@ -54,13 +55,26 @@ def check_gradient(
 
 
 _KINDS = ("nan", "inf", "-inf")
-_FINITE = (0, 0, 0)
+
+
+class _BadElements(NamedTuple):
+    """The elements of an array that are not finite, as three integers that ranks exchange; all 0 if there are none."""
+
+    total: int = 0
+    """Number of elements that are not finite."""
+
+    first: int = 0
+    """Flat index of the first of them."""
+
+    kind: int = 0
+    """Value of the first of them, as an index in `_KINDS`."""
 
 
 def is_finite(flat: Array) -> bool:
     """Whether all elements of a flat array are finite.
 
-    Cost: one pass, as a dot product with itself; element by element only if that is not finite, or the type has none.
+    Cost: one pass, the dot product of the array with itself. Elements are looked at one by one only if that product is
+    not finite (it may have overflowed), or if the dtype is not float32 or float64.
     """
     if flat.dtype.char in "fd":
         with np.errstate(over="ignore", invalid="ignore"):
@@ -73,56 +87,67 @@ def not_finite(views: Mapping[str, Array], *, rank: int, step: int, site: Site |
     """Return the error that names rank, parameter, step and element of the first gradient that is not finite.
 
     Args:
-        views: Gradients by name, of which one is not finite.
-        rank: World rank.
+        views: Gradients by name; at least one is not finite.
+        rank: World rank that has the gradients.
         step: Step of the model, from 1.
-        site: The line that handed a gradient over last.
+        site: The line of the program that handed a gradient over last; None if it is unknown.
     """
     name, view = next((name, view) for name, view in views.items() if first_not_finite(view) is not None)
     return _not_finite_error(name, view, _find_not_finite(view), rank, step, site)
 
 
 def blame_rank(group: Group, name: str, gradient: Array | None, view: Array, step: int, site: Site | None) -> None:
-    """Find the rank with a gradient that is not finite, on the thread of a compute, and raise the error on all ranks.
+    """Find the rank whose gradient is not finite, and raise the same error on all ranks.
 
-    A mean that is not finite shows on all ranks, so all of them call this.
+    All ranks call this, since all have received a mean that is not finite. It blocks, so it must run in a compute.
 
     Args:
-        group: The ranks that have the mean, on a stream of its own.
+        group: The ranks that have the mean, with a stream for this exchange alone.
         name: Name of the parameter.
         gradient: This rank's gradient; None if it is known to be finite.
-        view: An array of its shape and type.
+        view: An array of the parameter's shape and dtype.
         step: Step of the model, from 1.
-        site: The line that handed the gradient over.
+        site: The line that handed the gradient over; None if it is unknown.
 
     Raises:
-        NonFiniteError: The same on every rank, if a rank had such a gradient.
-        UsageError: If none had: the sum was too large.
+        NonFiniteError: A rank had a gradient that is not finite.
+        UsageError: No rank had: only the sum of the gradients is not finite.
     """
-    bad_elements = _FINITE if gradient is None else _find_not_finite(gradient)
+    bad_elements = _BadElements() if gradient is None else _find_not_finite(gradient)
+    # `result()` blocks this thread, not the event loop.
     rows = group.all_gather(np.array(bad_elements, np.int64)).result().reshape(-1, 3)
-    for rank, (count, index, kind) in zip(group.ranks, rows.tolist(), strict=True):
-        if count:
-            raise _not_finite_error(name, view, (count, index, kind), rank, step, site)
+    for rank, row in zip(group.ranks, rows.tolist(), strict=True):
+        bad_elements = _BadElements(*row)
+        if bad_elements.total:
+            raise _not_finite_error(name, view, bad_elements, rank, step, site, sent=group.size > 1)
     message = f"reduce: the gradients of {name!r} in step {step - 1} are finite, but their sum over the ranks is not"
     raise mark_agreed(UsageError(f"{message}; scale the loss down"))
 
 
-def _find_not_finite(array: Array) -> tuple[int, int, int]:
-    """Return how many elements are not finite, the flat index of the first one, and its index in `_KINDS`."""
-    at = first_not_finite(array)
-    if at is None:
-        return _FINITE
-    value = float(array.reshape(-1)[at])
-    count = array.size - np.count_nonzero(np.isfinite(array))
-    return int(count), at, _KINDS.index(str(value))
+def _find_not_finite(array: Array) -> _BadElements:
+    """Return the number of elements that are not finite, and the first of them; all 0 if there are none."""
+    first = first_not_finite(array)
+    if first is None:
+        return _BadElements()
+    value = float(array.reshape(-1)[first])
+    total = array.size - np.count_nonzero(np.isfinite(array))
+    return _BadElements(int(total), first, _KINDS.index(str(value)))
 
 
 def _not_finite_error(
-    name: str, array: Array, bad_elements: tuple[int, int, int], rank: int, step: int, site: Site | None
+    name: str, array: Array, bad_elements: _BadElements, rank: int, step: int, site: Site | None, *, sent: bool = False
 ) -> NonFiniteError:
-    """Return the error for a gradient, from the count, place and kind of its elements that are not finite."""
-    count, index, kind = bad_elements
+    """Return the error for a gradient.
+
+    Args:
+        name: Name of the parameter.
+        array: An array with the parameter's shape and dtype; its elements are not read.
+        bad_elements: The elements of the gradient that are not finite, at least one.
+        rank: World rank that had the gradient.
+        step: Step of the model, from 1; the error counts from 0.
+        site: The line that handed the gradient over; None if it is unknown.
+        sent: Whether the other ranks have received the mean with it.
+    """
     return NonFiniteError(
         rank=rank,
         operation=f"the gradient of {name!r}",
@@ -130,26 +155,29 @@ def _not_finite_error(
         step=step - 1,
         call_site=call_site(*site) if site is not None else "?",
         array=f"{array.dtype.name} {array.shape}",
-        index=tuple(map(int, np.unravel_index(index, array.shape))),
-        value=_KINDS[kind],
-        count=count,
+        index=tuple(map(int, np.unravel_index(bad_elements.first, array.shape))),
+        value=_KINDS[bad_elements.kind],
+        count=bad_elements.total,
+        sent=sent,
     )
 
 
 _BLOCK = 1 << 14  # elements squared at once: 128 KiB of float64, which a core's second-level cache holds
 
 Part: TypeAlias = tuple[slice, int]
-"""The place of a parameter in a flat gradient, and the number of ranks that add the same values to the norm."""
+"""The slice of a flat gradient that belongs to a parameter, and the number of ranks that add its values to the norm."""
 
 
 def square_sums(parts: Sequence[Sequence[Part]], *reduced: Array) -> NDArray[np.float64]:
-    """Return the sum of the squares of gradients, (1,).
+    """Return the sum of the squares of all gradients, (1,).
 
-    Squares are added in float64, parameter by parameter, and these sums exactly: the same bits for any buckets.
+    Squares are added in float64 for each parameter, and the sums of the parameters without rounding (fsum). So the bits
+    do not depend on how parameters are divided into buckets.
 
     Args:
-        parts: Of each bucket, where its parameters are.
-        reduced: The mean gradient of each bucket, flat.
+        parts: For each mean, the parameters in it. The squares of a parameter that several ranks add are divided by the
+            number of these ranks.
+        reduced: The mean gradients, flat.
     """
     sums = (
         square_sum(array[part]) / copies
@@ -166,7 +194,7 @@ def clip_factor(limit: float, squares: NDArray[np.float64]) -> float:
 
     Args:
         limit: Limit of the norm.
-        squares: (1,) Their sum.
+        squares: (1,) Sum of the squares of all gradients.
     """
     return min(1.0, limit / (sqrt(float(squares[0])) + 1e-6))
 

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 class BucketHook:
-    """A hook at work on one bucket, with a stream of the bucket's own.
+    """A hook as it is used for one bucket, with a separate communication stream.
 
     Args:
-        hook: From the bucket to its mean.
+        hook: The function that returns the mean of a bucket.
         rank: This rank.
-        group: The ranks whose mean it is.
+        group: The ranks whose gradients are averaged.
         plan: The gradients in the bucket.
-        priority: Priority of its operations.
-        counts: Elements of the mean that each rank needs, where no rank needs all; see `GradientBucket`.
+        priority: Priority of the hook's operations.
+        counts: Number of elements of the mean that each rank needs; None: every rank needs all. See `GradientBucket`.
 
     Attributes:
-        state: The hook's own, from step to step.
+        state: Values that the hook stores from step to step.
     """
 
     def __init__(
@@ -51,12 +51,20 @@ class BucketHook:
         self._counts = None if counts is None else tuple(counts)
 
     def start(self, packed: Future[Array], step: int, site: Site | None) -> Future[Array]:
-        """Return a future of the hook's mean of packed gradients: all of it, or this rank's part with `counts`."""
+        """Start a task that waits for the gradients and calls the hook; return a future of the mean.
+
+        With `counts`, the mean is this rank's part only.
+
+        Args:
+            packed: This rank's gradients of the bucket, flat.
+            step: Step of the model, from 1.
+            site: The line that handed over a gradient last; None if none was handed over.
+        """
         return self._rank.spawn(self._call_hook, packed, step, site, name=f"hook of bucket {self._plan.index}")
 
     @property
     def unsavable(self) -> str:
-        """The part of the state that checkpoints cannot hold, for people to read; empty if there is none."""
+        """A sentence on why a checkpoint cannot hold the state; empty if it can."""
         try:
             pack_tree({"state": self.state}, CODES)
         except UsageError as error:
@@ -64,12 +72,20 @@ class BucketHook:
         return ""
 
     def saved_state(self) -> dict[str, object]:
-        """Return the hook's state for a checkpoint, by its name; empty if there is none, or none that can be saved."""
+        """Return {name of the hook: {names of the parameters, state}}; empty if there is no state that can be saved."""
         saved = {"names": self._plan.names, "state": self.state}
         return {} if not self.state or self.unsavable else {self._name: saved}
 
     def resume(self, own: Mapping[str, Any]) -> bool:
-        """Adopt the state of a checkpoint, if there is one; return False if that is of another bucket."""
+        """Adopt the state that a checkpoint has for this hook.
+
+        Args:
+            own: The states of all hooks of this rank, as `saved_state` returned them.
+
+        Returns:
+            False, with nothing changed, if the state belongs to a bucket of other parameters; True otherwise, also if
+            there is no state for this hook.
+        """
         saved = own.get(self._name)
         if saved is None or saved["names"] != self._plan.names:
             return saved is None
@@ -77,7 +93,13 @@ class BucketHook:
         return True
 
     async def _call_hook(self, packed: Future[Array], step: int, site: Site | None) -> Array:
-        """Call the hook for one step of its bucket, and return this rank's part of the mean that it made."""
+        """Call the hook for one step, and return the mean; with `counts`, this rank's part of the mean.
+
+        Arguments: see `start`.
+
+        Raises:
+            UsageError: The hook is no async function, or its result is no array of the bucket's shape and dtype.
+        """
         buffer, index = await packed, self._plan.index
         bucket = GradientBucket(
             rank=self._rank,
@@ -97,6 +119,7 @@ class BucketHook:
         if not isinstance(result, Awaitable):
             raise UsageError(f"hook: expected an async function; of bucket {index} it returned {type(result).__name__}")
         reduced = await result
+        # A hook may return a future of the mean, instead of waiting for it.
         reduced = await reduced if isinstance(reduced, Future) else reduced
         if not isinstance(reduced, np.ndarray):
             raise UsageError(
@@ -105,11 +128,17 @@ class BucketHook:
         return self._rank_part(reduced, buffer)
 
     def _rank_part(self, reduced: Array, buffer: Array) -> Array:
-        """Return this rank's part of the hook's result, flat; refuse another size or dtype."""
+        """Return the hook's result, or with `counts` this rank's part of it; refuse a wrong shape or dtype.
+
+        Args:
+            reduced: The result of the hook.
+            buffer: The gradients of the bucket, flat.
+        """
         part = slice(0, buffer.size)
         if self._counts is not None:
             start = sum(self._counts[: self._group.rank])
             part = slice(start, start + self._counts[self._group.rank])
+            # With `counts`, a hook may return this rank's part alone.
             if (reduced.shape, reduced.dtype) == ((part.stop - part.start,), buffer.dtype):
                 return reduced
         if (reduced.shape, reduced.dtype) != (buffer.shape, buffer.dtype):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
     from ..tree import Array, Site
 
 BUCKET_BYTES = 25 << 20
-"""As in PyTorch DDP (torch/nn/parallel/distributed.py): a small first bucket starts early, and 25 MiB after it."""
+"""25 MiB, after a smaller first bucket that starts early, as in PyTorch DDP (torch/nn/parallel/distributed.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """The place of one gradient in its bucket: elements `start` to `stop`, of that shape."""
+    """The place of one gradient in a bucket: elements `start` to `stop` (exclusive), of shape `shape`."""
 
     name: str
     start: int
@@ -55,12 +56,16 @@ class BucketPlan:
         return tuple(slot.name for slot in self.slots)
 
     def views(self, flat: Array) -> dict[str, Array]:
-        """Return the gradients in a flat array of the bucket's size by name, each in its shape."""
+        """Return a view of each gradient in a flat array of the bucket's size, by name, with the gradient's shape."""
         return {slot.name: flat[slot.start : slot.stop].reshape(slot.shape) for slot in self.slots}
 
 
+Forms: TypeAlias = Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]]
+"""Shape and dtype of each gradient, by name."""
+
+
 def plan_buckets(
-    gradients: Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]],
+    gradients: Forms,
     order: Iterable[str],
     *,
     bucket_bytes: int = BUCKET_BYTES,
@@ -69,28 +74,31 @@ def plan_buckets(
 ) -> tuple[BucketPlan, ...]:
     """Divide gradients into buckets.
 
-    A bucket is full with the gradient that makes it `bucket_bytes` (the first one: `first_bytes`) or more. A gradient
-    of `alone_bytes` or more has a bucket of its own: company would only delay it.
+    A bucket has gradients of one dtype. It is full as soon as they have `bucket_bytes` or more; the first bucket is
+    full with `first_bytes`. A gradient of `alone_bytes` or more gets a bucket of its own, because other gradients would
+    only delay it.
 
     Args:
-        gradients: Shape and dtype of each, by name.
-        order: Names, in the order in which backward has them.
-        bucket_bytes: When a bucket is full.
-        first_bytes: When the first one is.
-        alone_bytes: From which size on a gradient travels alone; None for never.
+        gradients: Shape and dtype of each gradient, by name.
+        order: Names, in the order in which backward computes the gradients.
+        bucket_bytes: Size from which on a bucket is full.
+        first_bytes: Size from which on the first bucket is full.
+        alone_bytes: Size from which on a gradient travels alone; None: no gradient does.
 
     Returns:
-        The buckets, in the order of their last gradients.
+        The buckets in the order in which they became full; then, for each dtype, the bucket that did not become full,
+        in the order of their first gradients. `index` counts in this order.
     """
+    # Buckets that are full, and the one that is being filled of each dtype, as names.
     closed: list[tuple[np.dtype[np.generic], list[str]]] = []
     open_: dict[np.dtype[np.generic], list[str]] = {}
 
     def nbytes(names: Sequence[str]) -> int:
         """Return the bytes of some gradients."""
-        return sum(prod(gradients[name][0]) * gradients[name][1].itemsize for name in names)
+        return sum(prod(shape) * dtype.itemsize for shape, dtype in map(gradients.__getitem__, names))
 
     for name in order:
-        dtype = gradients[name][1]
+        _, dtype = gradients[name]
         if alone_bytes is not None and nbytes([name]) >= alone_bytes:
             closed.append((dtype, [name]))
             continue
@@ -98,63 +106,69 @@ def plan_buckets(
         names.append(name)
         if nbytes(names) >= (bucket_bytes if closed else min(first_bytes, bucket_bytes)):
             closed.append((dtype, open_.pop(dtype)))
+    # Buckets that did not become full.
     closed += open_.items()
-    return tuple(_plan_bucket(index, dtype, names, gradients) for index, (dtype, names) in enumerate(closed))
+    plans = []
+    for index, (dtype, names) in enumerate(closed):
+        shapes = [gradients[name][0] for name in names]
+        bounds = pairwise(accumulate(map(prod, shapes), initial=0))
+        slots = [
+            Slot(name=name, start=start, stop=stop, shape=shape)
+            for name, shape, (start, stop) in zip(names, shapes, bounds, strict=True)
+        ]
+        plans.append(BucketPlan(index=index, dtype=dtype, slots=tuple(slots)))
+    return tuple(plans)
 
 
-def plan_by_size(
-    gradients: Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]], order: Iterable[str], size: int | None
-) -> tuple[BucketPlan, ...]:
-    """Divide gradients into buckets that are full with `size` bytes; None: by the default rule of `plan_buckets`."""
+def plan_by_size(gradients: Forms, order: Iterable[str], size: int | None) -> tuple[BucketPlan, ...]:
+    """Divide gradients into buckets that are full with `size` bytes; a large gradient may share a bucket with others.
+
+    The first bucket is full with `FIRST_BUCKET_BYTES` if that is less.
+
+    Args:
+        gradients: Shape and dtype of each gradient, by name.
+        order: Names, in the order in which backward computes the gradients.
+        size: Bytes from which on a bucket is full; None: the default rule of `plan_buckets`.
+    """
     if size is None:
         return plan_buckets(gradients, order)
     return plan_buckets(gradients, order, bucket_bytes=size, alone_bytes=None)
 
 
-def plan_by_dtype(
-    gradients: Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]], order: Iterable[str]
-) -> tuple[BucketPlan, ...]:
-    """Put all gradients of a dtype into one bucket."""
+def plan_by_dtype(gradients: Forms, order: Iterable[str]) -> tuple[BucketPlan, ...]:
+    """Return one bucket for each dtype, with all gradients of that dtype in the given order."""
+    # More bytes than any model has: no bucket becomes full.
     limit = 1 << 62
     return plan_buckets(gradients, order, bucket_bytes=limit, first_bytes=limit, alone_bytes=None)
-
-
-def _plan_bucket(
-    index: int,
-    dtype: np.dtype[np.generic],
-    names: Sequence[str],
-    gradients: Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]],
-) -> BucketPlan:
-    slots, start = [], 0
-    for name in names:
-        shape = gradients[name][0]
-        slots.append(Slot(name=name, start=start, stop=start + prod(shape), shape=shape))
-        start += prod(shape)
-    return BucketPlan(index=index, dtype=dtype, slots=tuple(slots))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class GradientBucket:
     """One bucket of one step, on one rank: the argument of a hook."""
 
-    rank: Rank  # The rank that it runs on
-    # The ranks whose mean it returns. Operations on it take a stream of the bucket's own, so hooks of several buckets
-    # may wait and go on in any order.
+    rank: Rank  # The rank that the hook runs on
+    # The ranks whose gradients are averaged. Operations of this group use a stream that only this bucket has, so the
+    # hooks of several buckets may issue and wait in any order.
     group: Group
     index: int  # Index of the bucket, the same on all ranks
     step: int  # Step of the model, from 1
     names: tuple[str, ...]  # Names of the parameters in it
     shapes: tuple[tuple[int, ...], ...]  # Shapes of the parameters, in that order
-    buffer: Array  # This rank's gradient: flat, 1-D. The hook may overwrite it; the next step writes it again.
-    # How many elements of the mean each rank needs, one rank's behind another's, where none needs all: a hook may
-    # return the elements of its rank alone. None if each needs all.
+    buffer: Array  # This rank's gradients: flat, 1-D. The hook may overwrite them; the next step packs new ones.
+    # Number of elements of the mean that each rank needs: the first `counts[0]` elements are for rank 0 of the group,
+    # the next `counts[1]` for rank 1, and so on. A hook may then return the elements of its rank alone. None: each rank
+    # needs all elements.
     counts: tuple[int, ...] | None = None
-    priority: int = 0  # For its operations; lower is more urgent
-    place: Site | None = None  # The line of the program that handed a gradient over last, for `call_site`
-    # The hook's own, kept from step to step as long as the bucket lives.
+    priority: int = 0  # Priority for the hook's operations; lower is more urgent
+    # The line of the program that handed a gradient over last: pass it to operations as `call_site`.
+    place: Site | None = None
+    # Values that the hook stores from step to step, as long as the bucket exists.
     state: dict[str, Any] = field(default_factory=dict)
     rng: np.random.Generator  # Numbers that differ between ranks, buckets and steps, and are the same from run to run
 
 
 Hook: TypeAlias = "Callable[[GradientBucket], Awaitable[Array | Future[Array]]]"
-"""From a bucket to the mean of its gradient over the group: flat, of the same dtype, and size unless `counts` says."""
+"""Async function that returns the mean of a bucket over its group: a flat array of the buffer's dtype and size.
+
+With `counts`, this rank's elements are enough. A future of the array may be returned as well.
+"""

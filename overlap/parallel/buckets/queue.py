@@ -1,8 +1,8 @@
-"""Queue of buckets: they leave in one order on all ranks, whatever order the gradients come in.
+"""Queue of buckets: buckets are sent in one order on all ranks, in whatever order their gradients come.
 
 Operations of a stream are matched by their number, so two ranks that send equal buckets in different orders would
-average different gradients. A full bucket therefore waits until those before it have left. Where gradients come in the
-order of the queue, as in the usual backward pass, none waits.
+average different gradients. A full bucket therefore waits until all buckets before it have been sent. Where gradients
+come in the order of the queue, as in the usual backward pass, no bucket waits.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ class Fillable(Protocol):
 
     @property
     def full(self) -> bool:
-        """Whether all gradients of this step are there."""
+        """Whether all gradients of this step have been handed over."""
 
 
 B = TypeVar("B", bound=Fillable)
 
 
 class BucketQueue(Generic[B]):
-    """The buckets of one model on one rank, and how many of them have left in this step.
+    """The buckets of one model on one rank, and the number of them that have been sent in this step.
 
     Args:
-        buckets: In the order in which they travel, the same on all ranks.
+        buckets: The buckets in the order in which they are sent, the same on all ranks.
 
     Attributes:
-        buckets: As given.
+        buckets: The same.
         home: The bucket of each gradient, by name.
-        sent: How many buckets have left in this step.
+        sent: Number of buckets that have been sent in this step.
     """
 
     def __init__(self, buckets: Sequence[B] = ()) -> None:
@@ -45,21 +45,21 @@ class BucketQueue(Generic[B]):
 
     @property
     def waiting(self) -> Sequence[B]:
-        """The buckets that have not left in this step."""
+        """The buckets that have not been sent in this step."""
         return self.buckets[self.sent :]
 
-    def due(self) -> Iterator[B]:
-        """Yield full buckets, as long as all buckets before them have left; each counts as sent."""
+    def take_full(self) -> Iterator[B]:
+        """Yield the next buckets of the queue up to the first that is not full; each counts as sent."""
         while self.sent < len(self.buckets) and self.buckets[self.sent].full:
             self.sent += 1
             yield self.buckets[self.sent - 1]
 
-    def rest(self) -> Iterator[B]:
-        """Yield all buckets that have not left in this step; each counts as sent."""
-        for bucket in self.waiting:  # as they are now: the last of them may begin the next round
+    def take_rest(self) -> Iterator[B]:
+        """Yield all buckets that have not been sent in this step; each counts as sent."""
+        for bucket in self.waiting:  # a copy: the caller may begin the next step at the last bucket
             self.sent += 1
             yield bucket
 
-    def begin(self) -> None:
-        """Begin the next step: no bucket has left."""
+    def begin_step(self) -> None:
+        """Begin the next step: no bucket has been sent."""
         self.sent = 0

@@ -1,4 +1,4 @@
-"""Buckets that ranks share (ZeRO): the mean is scattered, each rank updates its part, and weights are gathered."""
+"""Buckets of ZeRO: the mean gradient is scattered, each rank updates its part of the weights, and gathers all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...runtime.future import Future
 from ...timeline.span import RoleName
-from ..memory_work import nothing
+from ..memory_work import do_nothing
 from ..optimizers import Optimizer
 from ..parameters import FlatWeights, Stage
 from .bucket import Bucket, BucketContext, scale_gradient
@@ -19,32 +19,38 @@ if TYPE_CHECKING:
 
 
 def shares(size: int, ranks: int) -> tuple[int, ...]:
-    """Return the number of elements of each rank: equal parts of `size`, with one more for the first ranks."""
+    """Return the number of elements of each rank; the first ranks have one more if the size does not divide.
+
+    >>> shares(10, 4)
+    (3, 3, 2, 2)
+    """
     return tuple(size // ranks + (rank < size % ranks) for rank in range(ranks))
 
 
 class ScatteredBucket(Bucket):
-    """A bucket's parameters, gradients and optimizer state, as far as a stage of ZeRO leaves them on this rank.
+    """A bucket with the parameters, gradients and optimizer state that a stage of ZeRO keeps on this rank.
 
-    Updates have a compute stream of their own, "optimizer": the update of a layer that is far behind backward runs
-    while backward goes on. Computes write through views of their own: a collective that has been issued locks the
-    arrays that it was given, long before it uses them.
+    Updates run on a separate compute stream, "optimizer", so that the update of a layer runs while backward goes on
+    with other layers. An issued collective locks its arrays long before it uses them. Until then computes must write to
+    the same memory; so each operation gets a new view, and only that view is locked.
 
     Args:
         context: The parts that all buckets of the model use.
-        plan: Its gradients.
-        priority: Of its operations.
-        stage: Of ZeRO.
+        plan: The gradients in the bucket.
+        priority: Priority of the bucket's operations.
+        stage: Stage of ZeRO.
         optimizer: Updates this rank's part.
-        shared: Whether ranks of one host have gathered parameters together.
+        shared: Whether the ranks of one host have one copy of gathered parameters.
 
     Attributes:
-        weights: This rank's part of the parameters, in stages 1 and 2 a view of `whole`, and the optimizer's state.
-        whole: All parameters, in stages 1 and 2.
-        grad: All gradients in stage 1, this rank's part in stages 2 and 3.
-        reduced: This rank's part of the mean gradient, of the step that was sent last.
-        updated: This rank's part of the newest parameters; in stages 1 and 2 all parameters to begin with.
-        unused: Gathers whose result was not asked for, but which may still read this rank's part.
+        weights: This rank's part of the parameters, with the optimizer's state of the part. In stages 1 and 2 it is a
+            view of `whole`.
+        whole: All parameters of the bucket, in stages 1 and 2; None in stage 3.
+        grad: All gradients in stage 1; this rank's part of the mean in stages 2 and 3.
+        reduced: Future of this rank's part of the mean gradient of the step that was sent last.
+        updated: Future of this rank's part of the newest parameters. Before the first update: of the first weights,
+            which in stages 1 and 2 are all parameters.
+        unused: Futures of gathers whose results the program did not use, but which may still read this rank's part.
     """
 
     def __init__(
@@ -71,7 +77,7 @@ class ScatteredBucket(Bucket):
         self.updated: Future[Array]
         self.unused: list[Future[Any]] = []
         self._optimizer, self._shared = optimizer, shared
-        self._counts = None if len(set(counts)) == 1 else counts
+        self._counts = None if len(set(counts)) == 1 else counts  # None: equal parts
         self._accumulates = False  # whether `grad` holds a mean that has not been in an update
         self._views = None if self.whole is None else self._read_only_views(self.whole)
         self._scatters = rank.stream(f"scatters of {group.name}")
@@ -80,7 +86,11 @@ class ScatteredBucket(Bucket):
     # -- operations ------------------------------------------------------------------------------------------------
 
     def begin(self, first: Array | Future[Array]) -> None:
-        """Issue the copy of the first parameters into place."""
+        """Issue the copy of the first parameters into this rank's memory, and set `updated` to its future.
+
+        Args:
+            first: All first parameters of the bucket, flat.
+        """
         self.updated = self._work.compute(
             self.fill, first, name="first weights", moved_bytes=2 * self.plan.nbytes, stream="optimizer"
         )
@@ -91,45 +101,61 @@ class ScatteredBucket(Bucket):
         return self.weights.flat[:] if self.whole is None else self.whole[:]
 
     def _buffer_free(self) -> object:
+        """See `Bucket._buffer_free`: the last update, which runs on another stream, may still read the buffer."""
         return self.updated
 
     def send(self, step: int, after: Future[Array] | None, *, keeps: bool) -> None:
-        """Pack the gradients, as soon as `after` is done, and scatter their mean.
-
-        Zeros stand for missing gradients.
+        """Issue the packing of the gradients, with zeros for missing ones, and the scatter of their mean.
 
         Args:
             step: Step of the model, from 1.
-            after: A future to wait for.
-            keeps: Whether, in stages 2 and 3, the mean is added to those of more micro-batches before the update.
+            after: A future that the packing waits for; None: no wait.
+            keeps: Whether, in stages 2 and 3, more micro-batches follow before the update: their means are added up.
         """
         added, self._accumulates = self._accumulates, keeps
         packed = self._issue_packing(step, [after, self._buffer_free()], lambda flat: flat[:])
         if added or keeps:
             self.reduced = self._work.compute(
                 partial(self._add_to_gradient, added),
+                # `out=None`, new memory: `grad` holds the sum of earlier micro-batches.
                 self._issue_scatter(step, packed, None),
                 name="add",
                 moved_bytes=3 * self.grad.nbytes,
                 stream="optimizer",
             )
         else:
+            # In stages 2 and 3 (no buffer), `grad` is memory for this rank's part of the mean. In stage 1 `grad` is the
+            # buffer of all gradients, which the scatter reads.
             keeps_part = self._buffer is None and self._work.real
             self.reduced = self._issue_scatter(step, packed, self.grad[:] if keeps_part else None)
 
     def _issue_scatter(self, step: int, packed: Future[Array], out: Array | None) -> Future[Array]:
-        """Issue the mean over the group, and return a future of this rank's part, in `out` if that is given."""
+        """Issue the mean over the group, and return a future of this rank's part.
+
+        Args:
+            step: Step of the model, from 1.
+            packed: The packed gradients.
+            out: Memory for this rank's part; None: new memory.
+        """
         scatter = self._group.reduce_scatter
         return self._issue_mean(
             packed, step, scatter, "scatter bucket", out=out, counts=self._counts, stream=self._scatters
         )
 
     def update(self, step: int, factors: Sequence[Future[object]]) -> None:
-        """Let the optimizer make a step with the gradient that was sent last, times these factors."""
+        """Issue the optimizer's step on this rank's part, with the mean that was sent last times these factors.
+
+        The update waits for the gathers in `unused`, and empties that list. `updated` becomes its future.
+
+        Args:
+            step: Step of the model, from 1.
+            factors: Futures of numbers that the gradient is multiplied with.
+        """
         self.updated = self._work.compute(
             partial(self._update_part, step),
             self.reduced,
             list(factors),
+            # These gathers still read this rank's part: the update must not write it before they have ended.
             *self.unused,
             name="update",
             role="update",
@@ -139,24 +165,29 @@ class ScatteredBucket(Bucket):
         self.sent = False
         self.unused.clear()
 
-    def gather(self, *, when: bool = False) -> Future[Array]:
-        """Return all parameters, flat, after the newest update.
+    def gather(self, *, behind_computes: bool = False) -> Future[Array]:
+        """Issue the gather of all parameters after the newest update; return a future of the flat parameters.
 
         Args:
-            when: Start it only when all that has been issued on the compute stream so far has run.
+            behind_computes: Whether the gather starts only when all computes that were issued so far on the default
+                compute stream have run.
         """
         part = self.updated
-        if when:
+        if behind_computes:
+            # A compute that changes nothing: it runs when all computes before it have run.
             run = self._work.compute(lambda: self.weights.flat[:], name="room")
-            part = run if part.done else self._work.compute(_second_argument, run, part, name="room", stream="room")
+            if not part.done:  # wait for both
+                run = self._work.compute(lambda _, part: part, run, part, name="room", stream="room")
+            part = run
         return self._issue_gather(part)
 
     def drop_gathered(self, parameters: Future[dict[str, Array]]) -> Future[None]:
-        """Return a future that is done when a gather is, and does not hold its result."""
-        return self._work.compute(nothing, parameters, name="room")
+        """Return a future that is done when the gather of these parameters is, but does not keep them in memory."""
+        return self._work.compute(do_nothing, parameters, name="room")
 
     def _issue_gather(self, part: Array | Future[Array]) -> Future[Array]:
-        """Issue the gather of all parameters, flat, from this rank's part; in a group of one, return the part."""
+        """Issue the gather of all parameters, flat, from this rank's part, or a future of it."""
+        # In a group of one, this rank's part is all parameters.
         if isinstance(part, Future) and self._group.size == 1:
             return part
         return self._group.all_gather(
@@ -171,18 +202,24 @@ class ScatteredBucket(Bucket):
         )
 
     def parameters_by_name(self, whole: Future[Array]) -> Future[dict[str, Array]]:
-        """Issue a compute that returns gathered parameters by name, behind all computes that were issued before."""
+        """Issue a compute that returns gathered parameters by name, after all computes issued so far."""
         return self._work.compute(self._name_parameters, whole, name="open")
 
     def means(self) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
-        """Yield this rank's part of the mean, and the names and places of the parameters in it."""
+        """Yield the future of this rank's part of the mean, and a list of (parameter, slice of that part)."""
         assert self.reduced is not None, "the step has sent it"
         yield self.reduced, [(slot.name, place) for slot, place in self.weights.places()]
 
     # -- on compute streams ----------------------------------------------------------------------------------------
 
     def fill(self, flat: Array) -> Array:
-        """Copy all parameters, or this rank's part of them, into place."""
+        """Copy the initial parameters into this rank's memory, and return that memory.
+
+        In a world without data (shapes only) nothing is copied.
+
+        Args:
+            flat: All parameters of the bucket; in stage 3 only this rank's part of them is copied.
+        """
         newest = self.newest
         if self._work.real:
             newest[:] = flat[self.weights.part] if self.whole is None else flat
@@ -200,25 +237,32 @@ class ScatteredBucket(Bucket):
         return kept
 
     def _update_part(self, step: int, gradient: Array, factors: Sequence[float | None], *_: Array) -> Array:
-        """Let the optimizer make a step on this rank's part, and return its parameters."""
+        """Let the optimizer make a step on this rank's part of the parameters; return the part.
+
+        In a world without data nothing changes.
+
+        Args:
+            step: Step of the model, from 1.
+            gradient: This rank's part of the mean.
+            factors: Numbers that the gradient is multiplied with; None counts as 1.
+            _: Results of the gathers that had to end first; they are not used.
+        """
         flat = self.weights.flat[:]
         if self._work.real and flat.size:
             self._optimizer.update(flat, scale_gradient(gradient, factors), self.weights.state, step)
         return flat
 
     def _name_parameters(self, whole: Array) -> dict[str, Array]:
-        """Return the gathered parameters by name: of `whole` in stages 1 and 2, of the given array in stage 3."""
-        if self._views is not None:
-            return self._views
-        return self._read_only_views(whole)
+        """Return the gathered parameters by name, read-only.
+
+        Args:
+            whole: The result of the gather. In stages 1 and 2 the views of `self.whole`, where the gather has written,
+                are returned instead.
+        """
+        return self._read_only_views(whole) if self._views is None else self._views
 
     def _read_only_views(self, flat: Array) -> dict[str, Array]:
         views = self.plan.views(flat)
         for view in views.values():
             view.setflags(write=False)
         return views
-
-
-def _second_argument(_: object, part: Array) -> Array:
-    """Return `part`: a compute of this function waits for both of its arguments."""
-    return part

@@ -1,4 +1,4 @@
-"""Checkpoints of models: written beside training, complete or not there, resumed on any number of ranks."""
+"""Checkpoints of models: written during training, visible only once complete, restored on any number of ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...notice import notify
 from ...runtime.group import Group
 from ...runtime.memory.arrays import metadata
 from ...runtime.rank import Rank
-from ...state.files import CODES, OWN, About, SavedFile
+from ...state.files import CODES, OWN, FileFacts, SavedFile
 from ...state.saves import CHECKPOINTS, Saves
 from ...state.trees import pack_tree, unpack_tree
 from ...timeline.recording import call_site
@@ -38,38 +38,39 @@ T = TypeVar("T")
 
 
 class Checkpointed(Protocol):
-    """A model that can be saved, as all strategies here can."""
+    """A model that can be saved, such as all strategies of this package."""
 
-    steps: int  # How many it has made
+    steps: int  # Number of steps that the model has made
 
     def tensors(self) -> Tensors:
-        """Return dtype and shape of all that all ranks have together, by name."""
+        """Return dtype and shape of every tensor of the whole model, weights and optimizer state, by name."""
 
-    def kept(self) -> Sequence[Shard]:
-        """Return the pieces that this rank saves: each element is one rank's."""
+    def pieces_to_save(self) -> Sequence[Shard]:
+        """Return the pieces that this rank saves. Over all ranks, every element of a tensor is in exactly one piece."""
 
-    def wanted(self) -> Sequence[Shard]:
-        """Return the pieces that this rank needs to go on, in the model's own memory."""
+    def pieces_to_read(self) -> Sequence[Shard]:
+        """Return the pieces that this rank needs to continue; their `data` is the model's own memory, to be filled."""
 
     def notes(self) -> Mapping[str, object]:
-        """Return other values that all ranks of the model have alike, as JSON can tell them."""
+        """Return further values, for JSON, that are the same on all ranks of the model."""
 
-    def own(self) -> Mapping[str, object]:
-        """Return what this rank alone has: a tree, as `rank.state` keeps it."""
+    def own_state(self) -> Mapping[str, object]:
+        """Return the state that only this rank has, as a tree of the kind that `rank.state` saves."""
 
     async def wait_updates(self) -> None:
         """Wait until all updates that have been issued are done."""
 
     def resume(self, steps: int, notes: Mapping[str, object], own: Mapping[str, object] | None) -> str:
-        """Go on from that step, once the pieces of `wanted` have been written.
+        """Adopt a checkpoint; called once the pieces of `pieces_to_read` have the saved values.
 
         Args:
-            steps: Number of steps before the checkpoint.
-            notes: The result of `notes` when it was saved.
-            own: The result of `own` on this rank, to be kept; None if other ranks saved it.
+            steps: Number of steps that the saved model had made.
+            notes: The result of `notes` at the time of saving.
+            own: The result of `own_state` on this rank at that time; None if other ranks saved the checkpoint. The
+                model may keep it.
 
         Returns:
-            The difference to the saved model, for people to read; empty if there is none.
+            A sentence on what differs from the saved model; empty if nothing does.
         """
 
 
@@ -77,17 +78,17 @@ class Checkpointed(Protocol):
 class Restored:
     """The checkpoint that a model goes on from."""
 
-    step: int  # How many steps it had made
+    step: int  # Number of steps that the saved model had made
     ranks: int  # Number of ranks that saved it
-    exact: bool  # Whether training goes on with the bits that it would have had without the break
-    why: str = ""  # The reason, if not
-    extra: Mapping[str, object] = field(default_factory=dict)  # Values that were saved with it
+    exact: bool  # Whether later steps have the same bits as if training had not been interrupted
+    why: str = ""  # The reason, if `exact` is False
+    extra: Mapping[str, object] = field(default_factory=dict)  # The `extra` values that were passed to `save`
 
 
 class Checkpoints:
-    """The checkpoints of one model, as one rank uses them.
+    """The checkpoints of one model, on one rank.
 
-    Every rank makes one, with the same arguments, and all calls are collective::
+    Every rank makes such an object, with the same arguments, and all calls are collective::
 
         checkpoints = parallel.Checkpoints(rank, "runs/a")
         await checkpoints.restore(model)
@@ -97,23 +98,23 @@ class Checkpoints:
                 await checkpoints.save(model)
         await checkpoints.finish()
 
-    Under `overlap run --max-restarts`, a world goes on from the last complete one; without a folder of their own,
-    checkpoints are in the one of `--state-dir`, where the launcher looks for them.
+    Under `overlap run --max-restarts`, a world goes on from the last complete checkpoint. The launcher looks for
+    checkpoints in the folder of `--state-dir`.
 
     Args:
         rank: This rank.
-        folder: Folder that all ranks see; by default the one of `--state-dir`.
-        group: The ranks that have the model, with all its parts; by default all.
-        cuts: Where this rank's weights lie in the whole model, by the model's names of them; others are whole,
-            under their own names. A checkpoint has all blocks, or is not there. Ranks that share a model otherwise,
-            with more or fewer of them for matrices and stages, go on from it. `ColumnLinear.cuts` and
-            `RowLinear.cuts` tell the cuts of a layer.
-        whole: Whether a checkpoint is one file, `model.safetensors`, in which each weight has its name and shape;
-            it goes through the first rank's memory. Otherwise each rank's share is a file.
+        folder: Folder that all ranks see; None: the folder of `--state-dir`.
+        group: The ranks that together have the whole model; None: all.
+        cuts: For weights of which this rank has a block only: the place of the block in the whole model, by the
+            weight's name in `model`. Weights without a cut are whole, under their own names. A checkpoint holds all
+            blocks, so ranks that divide the model differently, over more or fewer ranks, can restore it.
+            `ColumnLinear.cuts` and `RowLinear.cuts` return the cuts of a layer.
+        whole: Whether a checkpoint is one file, `model.safetensors`, in which each weight has its name and shape. All
+            weights then pass through the memory of the first rank. Otherwise each rank writes its share as a file.
         keep: Number of complete checkpoints to keep.
 
     Raises:
-        UsageError: If no folder is known, `keep` is no number from 1, or `cuts` has something else.
+        UsageError: If no folder is known, `keep` is no number from 1, or `cuts` has a value that is no `Cut`.
     """
 
     def __init__(
@@ -135,25 +136,26 @@ class Checkpoints:
             raise UsageError("folder: no folder for checkpoints is known; pass one, or give --state-dir DIR")
         self._rank, self._group, self._whole = rank, resolve_group(rank, group), whole
         self._naming = Naming(cuts)
+        # Key of this rank's notes: with cuts, ranks have different tensors, and so different notes.
         self._part = "" if cuts is None else f"rank {self._group.rank} {self._naming.digest}"
         self._stream = rank.stream(_STREAM)
         self._store = rank.state.open_store(Saves(path, CHECKPOINTS), self._group, self._stream, keep=keep)
 
     async def save(self, model: Checkpointed, extra: Mapping[str, object] | None = None) -> None:
-        """Save a model as it is after its last step; goes on as soon as there is a copy, which is written meanwhile.
+        """Save a model as it is after its last step; return once it is copied. A task then writes the copy to disk.
 
-        Time is taken by waiting for the updates under way, a copy of this rank's share, and, if it is not done, for the
-        checkpoint before. A rank that cannot write ends the world, and the checkpoint never appears.
+        The call waits for the updates under way, for the copy of this rank's share, and for the previous checkpoint, if
+        that is still being written. A rank that cannot write ends the world, and the checkpoint never appears.
 
         In virtual time nothing is written.
 
         Args:
-            model: To be saved.
-            extra: Other values that are needed to go on, such as the place in the data, for JSON; the first rank's
-                counts.
+            model: The model to be saved.
+            extra: Further values for JSON that the program needs to continue, such as its position in the data. Those
+                of the first rank are saved.
 
         Raises:
-            UsageError: If it is no model, or safetensors has no type for a dtype of it.
+            UsageError: `model` is no model, or safetensors has no type for one of its dtypes.
         """
         site = users_site()
         _check_savable(model)
@@ -162,8 +164,9 @@ class Checkpoints:
         self._naming.check_cuts(model.tensors())
         await self.finish()
         await model.wait_updates()
-        pieces = {piece.name: piece for piece in map(self._naming.rename_piece, model.kept())}
-        own, form = pack_tree(model.own(), CODES, f"{OWN}{self._group.rank}:")
+        # Pieces of the same name are the same elements: they are saved once.
+        pieces = {piece.name: piece for piece in map(self._naming.rename_piece, model.pieces_to_save())}
+        own, form = pack_tree(model.own_state(), CODES, f"{OWN}{self._group.rank}:")
         arrays = {name: piece.data for name, piece in pieces.items()} | own
         copies = await self._rank.compute(
             lambda: {name: array.copy() for name, array in arrays.items()},
@@ -181,28 +184,32 @@ class Checkpoints:
         )
 
     async def finish(self) -> None:
-        """Wait until the checkpoint under way is complete, on the disk.
+        """Wait until the checkpoint that is being written, if any, is complete on disk.
 
         Raises:
-            OSError: If it could not be written.
+            OSError: The checkpoint could not be written.
         """
         writing = self._rank.state.writing.pop(self._group.ranks, None)
         if writing is not None:
             await writing
 
     async def restore(self, model: Checkpointed) -> Restored | None:
-        """Let a new model go on from the newest complete checkpoint; None if there is none.
+        """Let a new model continue from the newest complete checkpoint.
 
-        It may have been saved by any number of ranks, and any of the strategies for data parallel training. A damaged
-        one is passed over, for the one before it. A `DataParallel` that has gone on after a loss (`--survive`) is newer
-        than any: it stays as it is, and there is no `extra`.
+        Any number of ranks may have saved the checkpoint, with any of the strategies for data parallel training. A
+        damaged checkpoint is skipped, and the one before it is used. Under `--survive`, a `DataParallel` model that has
+        gone on after a lost process is newer than all checkpoints: then the model stays as it is, and the result has no
+        `extra`.
 
         Args:
-            model: Without a step yet, and before the first use of its weights.
+            model: A model that has made no step, and whose weights have not been used.
+
+        Returns:
+            The checkpoint that was restored; None if there is no checkpoint.
 
         Raises:
-            UsageError: On every rank: if it is no model, or the checkpoint is of another; if there are some and none
-                can be read; if the model has made steps.
+            UsageError: On every rank: `model` is no model or has made steps, the checkpoint is of another model, or
+                checkpoints exist and none can be read.
         """
         site = users_site()
         _check_savable(model)
@@ -216,23 +223,38 @@ class Checkpoints:
         if newest is None:
             return None
         save, _, files = newest
-        about, folder, reader = files[0].about, self._store.saves.path(save), Reader(files)
+        facts, folder, reader = files[0].facts, self._store.saves.path(save), Reader(files)
         await self._check_model(folder, reader.tensors, model.tensors(), site)
-        notes = {part: note for file in files for part, note in file.about.notes.items()}
-        same_rank = metadata([about.ranks == self._group.size and self._part in notes], np.int8)
+        notes = {part: note for file in files for part, note in file.facts.notes.items()}
+        # 1 if the checkpoint has as many ranks as now, and this rank has the blocks that it saved. The minimum is 1 if
+        # that is so on all ranks.
+        same_rank = metadata([facts.ranks == self._group.size and self._part in notes], np.int8)
         agreed = await self._group.all_reduce(same_rank, op="min", stream=self._stream, name="restore", call_site=site)
         same = bool(agreed[0])
-        own = await trio.to_thread.run_sync(self._read_pieces, reader, model.wanted(), files if same else [])
+        own = await trio.to_thread.run_sync(self._read_pieces, reader, model.pieces_to_read(), files if same else [])
+        # If no rank saved the blocks of this rank, the notes of any rank serve: they are the same on all.
         part_notes = notes[self._part] if self._part in notes else next(iter(notes.values()))
         difference = model.resume(save.step, part_notes, own)
-        return self._report_restored(about, difference, same=same)
+        return self._report_restored(facts, difference, same=same)
 
     async def _check_model(self, folder: Path, saved_tensors: Tensors, tensors: Tensors, site: Site) -> None:
-        """Refuse a checkpoint whose tensors are not the model's; tensors without elements do not count."""
+        """Refuse a checkpoint whose tensors are not those of the model; tensors without elements do not count.
+
+        With cuts this is collective: ranks exchange which tensors they have.
+
+        Args:
+            folder: Folder of the checkpoint, for the error.
+            saved_tensors: Dtype and shape of the checkpoint's tensors, by name.
+            tensors: Dtype and shape of the model's tensors on this rank, by the model's names.
+            site: Line of the program, for the timeline.
+
+        Raises:
+            UsageError: Naming the first difference.
+        """
         self._naming.check_cuts(tensors)
         saved = {name: (dtype, tuple(shape)) for name, (dtype, shape) in saved_tensors.items()}
         expected = {name: form for name, form in self._naming.tensors(tensors).items() if prod(form[1])}
-        if self._naming.digest:  # others have the rest
+        if self._naming.digest:  # with cuts, other ranks have the other tensors
             parts = await self._group.all_gather_object(expected, stream=self._stream, name="restore", call_site=site)
             for part in parts:
                 expected |= {name: (dtype, tuple(shape)) for name, (dtype, shape) in part.items()}
@@ -244,16 +266,31 @@ class Checkpoints:
             )
 
     def _read_pieces(self, reader: Reader, pieces: Sequence[Shard], files: Sequence[SavedFile]) -> Any:
-        """Read the wanted pieces into the model's memory; return the state of this rank alone, None if not saved."""
+        """Read pieces of the checkpoint into the model's memory. Blocks on the disk, so it runs in a thread.
+
+        Args:
+            reader: The checkpoint.
+            pieces: The pieces to fill, with the model's names.
+            files: The files that may have the state of this rank alone (`own_state`); empty if other ranks saved them.
+
+        Returns:
+            The `own_state` that this rank saved; None if there is none.
+        """
         for piece in pieces:
             reader.fill(self._naming.rename_piece(piece))
         own = str(self._group.rank)
-        mine = (file for file in files if own in file.about.form)
-        return next((unpack_tree(file.about.form[own], file.array) for file in mine), None)
+        mine = (file for file in files if own in file.facts.form)
+        return next((unpack_tree(file.facts.form[own], file.array) for file in mine), None)
 
-    def _report_restored(self, about: About, difference: str, *, same: bool) -> Restored:
-        """Return the `Restored` of a checkpoint; if later bits will differ, the first rank prints the reasons."""
-        ranks, now, reasons = about.ranks, self._group.size, [difference] if difference else []
+    def _report_restored(self, facts: FileFacts, difference: str, *, same: bool) -> Restored:
+        """Return the `Restored` of a checkpoint; if later bits will differ, the first rank prints the reasons.
+
+        Args:
+            facts: Facts of the checkpoint.
+            difference: What `model.resume` reports to differ from the saved model; empty if nothing does.
+            same: Whether as many ranks saved the checkpoint, and every rank has the blocks that it saved.
+        """
+        ranks, now, reasons = facts.ranks, self._group.size, [difference] if difference else []
         if ranks != now:
             reasons.append(
                 f"{ranks} ranks saved it and {now} go on, and gradients that are means of other parts round differently"
@@ -263,12 +300,13 @@ class Checkpoints:
         why = "; ".join(reasons)
         if why and self._group.rank == 0:
             notify(
-                f"checkpoint of step {about.step}: its bits are all here, those of later steps will be others: {why}"
+                f"checkpoint of step {facts.step}: its bits are all here, those of later steps will be others: {why}"
             )
-        return Restored(step=about.step, ranks=ranks, exact=not why, why=why, extra=about.extra)
+        return Restored(step=facts.step, ranks=ranks, exact=not why, why=why, extra=facts.extra)
 
 
 def _check_savable(model: object) -> None:
+    """Refuse an object that is no model of `overlap.parallel`."""
     if not hasattr(model, "tensors"):
         raise UsageError(
             f"model: expected one of overlap.parallel, such as DataParallel, got {type(model).__name__}; "

@@ -13,16 +13,17 @@ from .pieces import Cut, Shard, Tensors, rename_tensor, weight_name
 
 
 class Naming:
-    """The names of one rank's tensors in a checkpoint: those of the whole model.
+    """Translates the names of one rank's tensors into their names in a checkpoint, which are those of the whole model.
 
     Args:
-        cuts: By the model's name of a weight; other weights are whole, under their own names. None, without cuts.
+        cuts: For weights of which this rank has a block only, the block's place in the whole model, by the name of the
+            weight on this rank. Other weights are whole, under their own names. None: no cuts.
 
     Attributes:
-        digest: Tells ranks that have other blocks apart; empty without cuts.
+        digest: Digest of the cuts: ranks that have different blocks have different digests. Empty without cuts.
 
     Raises:
-        UsageError: If something else than cuts is given.
+        UsageError: A value of `cuts` is no `Cut`.
     """
 
     def __init__(self, cuts: Mapping[str, Cut] | None) -> None:
@@ -37,7 +38,7 @@ class Naming:
         """Refuse cuts that do not fit a model.
 
         Raises:
-            UsageError: If the model has no such weight, or not so many axes.
+            UsageError: The model has no weight of that name, or the weight has no such axis.
         """
         for name, cut in (self._cuts or {}).items():
             if name not in tensors:
@@ -48,7 +49,7 @@ class Naming:
                 )
 
     def find_cut(self, tensor: str) -> Cut:
-        """Return the place of a tensor in the whole model; an optimizer's state has the place of its weight."""
+        """Return the place of a rank's tensor in the whole model; an optimizer's state lies where its weight does."""
         found = (self._cuts or {}).get(weight_name(tensor))
         return Cut(tensor) if found is None else replace(found, name=rename_tensor(tensor, found.name))
 
@@ -58,7 +59,11 @@ class Naming:
         return replace(piece, tensor=cut.name, cut=cut if cut.of > 1 else None)
 
     def tensors(self, tensors: Tensors) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return dtype and shape of each whole tensor of the model that has a block on this rank."""
+        """Return dtype and shape of each whole tensor of which this rank has a block or all, by name in a checkpoint.
+
+        Args:
+            tensors: Dtype and shape of the model's tensors on this rank, by the model's names.
+        """
         found = {}
         for name, (dtype, shape) in tensors.items():
             cut = self.find_cut(name)
@@ -67,11 +72,11 @@ class Naming:
 
 
 def describe_difference(saved: Tensors, expected: Tensors) -> str:
-    """Return the first difference between the models of a checkpoint and of this process; empty without one.
+    """Return a sentence on the first difference between a checkpoint ("it") and a model ("this one"); empty if none.
 
     Args:
-        saved: The checkpoint's tensors, by name.
-        expected: The model's.
+        saved: Dtype and shape of the checkpoint's tensors, by name.
+        expected: The same of the model's tensors.
     """
     for name in [*expected, *saved]:
         saved_form, model_form = saved.get(name), expected.get(name)

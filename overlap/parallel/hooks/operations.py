@@ -1,4 +1,4 @@
-"""Operations of hooks: computes beside the backward pass, exchange of pieces, scales of narrow types."""
+"""Building blocks of hooks: computes that run in parallel to backward, exchange of pieces, scales of narrow types."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ _STREAM = "hooks"
 
 
 async def run_aside(bucket: GradientBucket, fn: Callable[..., T], *args: object, passes: int = 2, name: str) -> T:
-    """Compute beside the backward pass; arrays among the arguments are read-only meanwhile.
+    """Run a function on the compute stream of hooks, in parallel to backward, and return its result.
 
-    They are there, and not futures: all buckets of a rank share one stream, in which none may wait for another's wires.
+    Arrays among the arguments are read-only while it runs. Pass values, not futures: the hooks of all buckets of a rank
+    share this stream, and a compute that waited for its bucket's transfer would delay all other buckets.
 
     Args:
         bucket: The bucket of the hook.
         fn: A plain function.
         args: Its arguments.
-        passes: Number of walks over memory of the bucket's size: the cost on the virtual clock.
-        name: For the timeline.
+        passes: Number of times that it reads or writes memory of the bucket's size: the cost on the virtual clock.
+        name: Name for the timeline.
     """
 
     def quietly(*args: object) -> T:
@@ -54,48 +55,63 @@ def check_floats(bucket: GradientBucket, hook: str) -> None:
     """Refuse a bucket of gradients that are no floating-point numbers.
 
     Raises:
-        UsageError: Naming the hook and the bucket.
+        UsageError: The message names the hook, the bucket and its first parameters.
     """
     if bucket.buffer.dtype.kind != "f" and bucket.buffer.dtype.name != "bfloat16":
+        names = ", ".join(bucket.names[:3]) + (", ..." if len(bucket.names) > 3 else "")
         raise UsageError(
-            f"hook: {hook} expected gradients of floats, got {bucket.buffer.dtype} in bucket {bucket.index}; "
+            f"hook: {hook} expected gradients of floats, got {bucket.buffer.dtype} in bucket {bucket.index} ({names}); "
             "leave out the hook"
         )
 
 
 def add_padding(bucket: GradientBucket, values: Values) -> Values:
-    """Return the values with zeros behind, so that ranks get equal pieces; as they are if `counts` allows others."""
+    """Return the values followed by zeros, so that they divide into equal pieces for the ranks of the group.
+
+    If the bucket has `counts`, pieces may differ in size, and the values are returned unchanged.
+    """
+    # Elements up to the next multiple of the size: -10 % 4 is 2.
     missing = -len(values) % bucket.group.size if bucket.counts is None else 0
     return values if not missing else np.concatenate([values, np.zeros(missing, values.dtype)])
 
 
 async def mean_of_pieces(bucket: GradientBucket, narrowed: Values, add: Callable[[Values], Values]) -> Values:
-    """Send each rank its piece of all narrowed buckets, let it add them up, and gather the results.
+    """Average a bucket whose values are sent in a narrow type, but added by `add`, which may use a wider one.
 
-    Nothing is ever added in a narrow type. Every rank gets the same bits. Where each rank needs its piece alone,
-    nothing is gathered.
+    Each rank receives one piece of the bucket from all ranks, averages these pieces, and the averaged pieces are
+    gathered. Every rank gets the same bits. If the bucket has `counts`, each rank needs its piece alone, and nothing is
+    gathered.
 
     Args:
-        bucket: Which one.
-        narrowed: This rank's values as they travel, cut for the ranks of the group.
-        add: Makes the mean of a piece, as it travels, of (ranks, piece) pieces.
+        bucket: The bucket of the hook.
+        narrowed: This rank's values in the type in which they are sent: one piece for each rank, side by side.
+        add: Function from (ranks, elements) pieces to their mean, (elements,), both in the narrow type.
+
+    Returns:
+        The mean in the narrow type: all of it, or, if the bucket has `counts`, this rank's part.
     """
     group, priority, counts = bucket.group, bucket.priority, bucket.counts
+    # counts[i][j]: elements that rank i sends to rank j. All ranks send the same numbers.
     table = None if counts is None else [list(counts)] * group.size
     pieces = await group.all_to_all(
         narrowed, counts=table, priority=priority, name=RoleName("pieces", "bucket"), call_site=bucket.place
     )
     shape = group.size, len(narrowed) // group.size if counts is None else counts[group.rank]
     mean = await run_aside(bucket, lambda: add(pieces.reshape(shape)), name="add pieces")
-    return (
-        mean
-        if counts is not None
-        else await group.all_gather(mean, priority=priority, name=RoleName("means", "bucket"), call_site=bucket.place)
-    )
+    if counts is not None:
+        return mean
+    return await group.all_gather(mean, priority=priority, name=RoleName("means", "bucket"), call_site=bucket.place)
 
 
 async def mean(bucket: GradientBucket, narrowed: Values) -> Values:
-    """Return the mean of the values of all ranks, or this rank's part of it; narrow types are added in float32."""
+    """Return the mean of the values of all ranks, or, if the bucket has `counts`, this rank's part of it.
+
+    Narrow types are added in float32.
+
+    Args:
+        bucket: The bucket of the hook, whose group, counts and priority are used.
+        narrowed: This rank's values, flat, in the type in which they travel; the mean is of this type.
+    """
     if bucket.counts is None:
         return await bucket.group.all_reduce(
             narrowed, op="mean", priority=bucket.priority, name=RoleName("all_reduce", "bucket"), call_site=bucket.place
@@ -109,7 +125,7 @@ _POWERS = 126  # float32 has 2**126 and 2**-126 among its normal numbers
 
 
 async def shared_largest(bucket: GradientBucket) -> Values:
-    """Find the largest magnitude in the bucket on any rank: (1,) float64; one collective of 8 bytes."""
+    """Return the largest magnitude in the bucket on any rank, (1,) float64. Cost: one collective of 8 bytes."""
     largest = await run_aside(bucket, _largest_magnitude, bucket.buffer, passes=1, name="largest")
     return await bucket.group.all_reduce(
         largest, op="max", priority=bucket.priority, name=RoleName("largest of all", "bucket"), call_site=bucket.place
@@ -117,31 +133,26 @@ async def shared_largest(bucket: GradientBucket) -> Values:
 
 
 def scale_for(largest: Values, top: float) -> float:
-    """Return the power of two by which `largest` is scaled to at most `top`, and to more than half of it.
+    """Return the power of two that scales `largest` to more than half of `top`, and to at most `top`.
 
-    1.0 where there is nothing to scale (0) or nothing to save (infinite, or NaN). Multiplying by it rounds nothing.
+    Values can be multiplied with it without rounding. It is 1.0 if `largest` is 0, infinite or NaN.
+
+    Args:
+        largest: (1,) The largest magnitude.
+        top: The largest value of the narrow type.
     """
     value = float(largest[0])
     if value == 0 or not isfinite(value):
         return 1.0
     (share, exponent), (share_of_top, top_exponent) = frexp(value), frexp(top)
+    # value = share * 2**exponent with 0.5 <= share < 1, and so for `top`. One power less if the share of `value` is
+    # greater, as it would pass `top`.
     power = top_exponent - exponent - (share > share_of_top)
     return ldexp(1.0, max(-_POWERS, min(power, _POWERS)))
 
 
-def scale_values(values: Values, scale: float) -> Floats:
-    """Return the values as float32, times a power of two."""
-    return values.astype(np.float32) * np.float32(scale)
-
-
-def unscale_values(values: Floats, scale: float, dtype: np.dtype[np.generic]) -> Values:
-    """Return scaled values without the scale, in the type of the bucket; `values` may be overwritten."""
-    values *= np.float32(1.0 / scale)
-    return values.astype(dtype, copy=False)
-
-
 def _largest_magnitude(values: Values) -> Values:
-    """Return the largest absolute value, (1,) float64: infinite if one is NaN, 0 of no values."""
+    """Return the largest absolute value, (1,) float64; infinity if a value is NaN, 0 if there are no values."""
     if not values.size:
         return np.zeros(1)
     largest = max(float(values.max()), -float(values.min()))

@@ -1,8 +1,9 @@
-"""Pipeline schedules as data: made, proved, timed on paper, drawn. Pure.
+"""Pipeline schedules as data: made, proved, timed and drawn, without running anything.
 
-From the bottom up: `action` is one thing a rank does. `timing` says when each of them runs, and draws
-that; `proof` says whether rows of them make a schedule. `schedule` holds the rows, `families` makes the published
-schedules, `folded` the ones whose stages lie like a V.
+The files, from the bottom up: `action`, one step of a rank, such as the forward of one microbatch at one stage;
+`timing`, when each action runs, and a drawing of it; `proof`, whether rows of actions are a valid schedule; `schedule`,
+the class with the rows; `families`, the published schedules; `folded`, those whose stages go down the ranks and up
+again, like a V.
 """
 
 from __future__ import annotations

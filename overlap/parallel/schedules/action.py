@@ -1,4 +1,4 @@
-"""One thing a rank does in a pipeline schedule, and its text form, which is that of PyTorch."""
+"""One action of a rank in a pipeline schedule, such as "2F0", the text form of PyTorch."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _TEXT = re.compile(r"(\d+)([FBIW])(\d+)")
 class ActionKind(StrEnum):
     """The kind of compute of one microbatch at one stage.
 
-    Papers differ in their letters: the zero-bubble paper (arXiv 2401.10241) calls our I "B".
+    Papers use different letters: the zero-bubble paper (arXiv 2401.10241) calls our I "B".
     """
 
     FORWARD = "F"
-    BACKWARD = "B"  # I, then W, in one
-    INPUT_GRADIENT = "I"
-    WEIGHT_GRADIENT = "W"
+    BACKWARD = "B"  # I and W in one compute
+    INPUT_GRADIENT = "I"  # gradient of the stage's input
+    WEIGHT_GRADIENT = "W"  # gradients of the stage's weights
 
 
 class Action(NamedTuple):
-    """One microbatch at one stage."""
+    """One compute of one microbatch at one stage."""
 
-    stage: int  # From 0, over all ranks
+    stage: int  # From 0, counted over all ranks
     kind: ActionKind  # Kind of compute
     microbatch: int  # From 0
 
@@ -36,10 +36,10 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Action:
-        """Read the text form, such as "2F0": stage 2, forward of microbatch 0.
+        """Read the text form, such as "2F0": stage 2, forward, microbatch 0.
 
         Raises:
-            UsageError: If the text is nothing of that kind.
+            UsageError: The text has another form.
         """
         match = _TEXT.fullmatch(text)
         if match is None:
@@ -49,10 +49,13 @@ class Action(NamedTuple):
         return cls(int(match[1]), ActionKind(match[2]), int(match[3]))
 
     def needs(self, last_stage: int) -> tuple[tuple[Action, ...], ...]:
-        """Return the actions that must be over before this one: of each tuple, one.
+        """Return the actions that must end before this one, as tuples of alternatives: one action of each tuple.
 
-        F(s, i) needs F(s-1, i). I or B(s, i) needs F(s, i), and I or B(s+1, i). W(s, i) needs I(s, i). Nothing else
-        orders stages.
+        At stage s, microbatch i: F(s, i) needs F(s-1, i). I(s, i) and B(s, i) need F(s, i), and either I(s+1, i) or
+        B(s+1, i). W(s, i) needs I(s, i).
+
+        Args:
+            last_stage: Index of the last stage, whose backward needs no other stage.
         """
         stage, kind, i = self
         if kind is ActionKind.FORWARD:
@@ -66,4 +69,4 @@ class Action(NamedTuple):
 
 
 Rows: TypeAlias = Sequence[Sequence[Action]]
-"""The actions of every rank, in its order."""
+"""For every rank, its actions in their order."""

@@ -1,7 +1,8 @@
 """Published schedules, from GPipe to DualPipe-V, with the idle time of each.
 
-The formulas tell the time that a rank is idle in a step, of p ranks; F, I and W are the times of one microbatch at one
-stage, B is I + W.
+The formulas give the time that a rank is idle in a step, with p ranks and m microbatches. F, I and W are the times of
+the forward, the input gradient and the weight gradient of one microbatch at one stage; B is I + W. "By replay" means
+that no paper has the formula: it was found by timing schedules with `timing`.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from .folded import dualpipe_v, zb_v
 from .schedule import PipelineSchedule
 from .timing import Durations
 
+# The members of an enum come in the order of their definition.
 F, B, I, W = ActionKind  # noqa: E741
 
 
 def gpipe(ranks: int, microbatches: int) -> PipelineSchedule:
     """All forwards, then all backwards (arXiv 1811.06965).
 
-    Idle: (p-1)(F+B). Every rank holds all m microbatches.
+    Idle: (p-1)(F+B). Every rank holds the activations of all m microbatches.
     """
     _check_counts(ranks=ranks, microbatches=microbatches)
     rows = [[Action(r, kind, i) for kind in (F, B) for i in range(microbatches)] for r in range(ranks)]
@@ -29,9 +31,9 @@ def gpipe(ranks: int, microbatches: int) -> PipelineSchedule:
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> PipelineSchedule:
-    """As many forwards as later stages need, then one forward, one backward in turn (PipeDream-flush, 1F1B).
+    """One forward for each later stage, then one forward and one backward in turn (PipeDream-flush, 1F1B).
 
-    Idle: (p-1)(F+B), as GPipe. Rank r holds min(m, p-r) microbatches.
+    Idle: (p-1)(F+B), as GPipe. Rank r holds the activations of min(m, p-r) microbatches.
     """
     _check_counts(ranks=ranks, microbatches=microbatches)
     rows = [[Action(r, kind, i) for kind, i in _alternate(ranks - 1 - r, microbatches, B)] for r in range(ranks)]
@@ -39,9 +41,9 @@ def one_f_one_b(ranks: int, microbatches: int) -> PipelineSchedule:
 
 
 def zb_h1(ranks: int, microbatches: int) -> PipelineSchedule:
-    """1F1B whose weight gradients fill idle time: W(i) runs r inputs' gradients later (arXiv 2401.10241).
+    """1F1B with weight gradients in idle time: on rank r, W of microbatch i runs after I of i + r (arXiv 2401.10241).
 
-    Idle: (p-1)(F+I-W), for m >= p and a W that takes no longer than F or I; for any, by replay, (p-1) max(F+I-W, F, I).
+    Idle, for m >= p: (p-1)(F+I-W) if W takes no longer than F or I; for any W, by replay, (p-1) max(F+I-W, F, I).
     Every rank holds up to p microbatches, until their W.
     """
     _check_counts(ranks=ranks, microbatches=microbatches)
@@ -50,10 +52,11 @@ def zb_h1(ranks: int, microbatches: int) -> PipelineSchedule:
 
 
 def zb_h2(ranks: int, microbatches: int) -> PipelineSchedule:
-    """ZB-H1 with twice as many forwards ahead and twice the lag (arXiv 2401.10241).
+    """ZB-H1 with twice as many forwards at the start, and twice the lag of W (arXiv 2401.10241).
 
-    A rank is idle for (p-1)(F+I-2W) between its first action and its last, at least 0, for m >= 2p-1; from the first
-    start anywhere to the last end, by replay, (p-1) max(F+I-2W, F, I). Every rank holds up to 2p-1 microbatches.
+    Idle, for m >= 2p-1: max(0, (p-1)(F+I-2W)) between the rank's first and last action; by replay,
+    (p-1) max(F+I-2W, F, I) over the whole step, from the first start to the last end on any rank. Every rank holds up
+    to 2p-1 microbatches.
     """
     _check_counts(ranks=ranks, microbatches=microbatches)
     rows = [list(_zero_bubble_row(r, 2 * (ranks - 1 - r), 2 * r, microbatches)) for r in range(ranks)]
@@ -63,12 +66,17 @@ def zb_h2(ranks: int, microbatches: int) -> PipelineSchedule:
 def interleaved_1f1b(ranks: int, microbatches: int, chunks: int = 2) -> PipelineSchedule:
     """1F1B over v stages on each rank; stage s is on rank s mod p (arXiv 2104.04473).
 
-    Microbatches pass a rank's stages in rounds of k, as even as `microbatches` allows: with R = max(1, m // p) rounds,
-    k = m / R. Idle: (p-1)(F+B) of a stage, which is 1/v of 1F1B's, for m >= p. Rank 0 holds up to p*v + p - 1
-    activations of a stage each, at k = p.
+    A rank runs k microbatches on one of its stages before the next stage has its turn: there are R = max(1, m // p)
+    rounds of k = m / R microbatches. Idle, for m >= p: (p-1)(F+B), with the times of one of the smaller stages, so 1/v
+    of that of 1F1B. Rank 0 holds up to p*v + p - 1 activations of one stage and microbatch, if k = p.
+
+    Args:
+        ranks: Number of ranks, p.
+        microbatches: Number of microbatches, m.
+        chunks: Number of stages on each rank, v.
 
     Raises:
-        UsageError: If the microbatches do not divide into the rounds.
+        UsageError: The microbatches do not divide into the rounds.
     """
     _check_counts(ranks=ranks, microbatches=microbatches, chunks=chunks)
     rounds = max(1, microbatches // ranks)
@@ -82,7 +90,16 @@ def interleaved_1f1b(ranks: int, microbatches: int, chunks: int = 2) -> Pipeline
 
 
 def _alternate(warm_up: int, microbatches: int, backward: ActionKind) -> Iterator[tuple[ActionKind, int]]:
-    """Yield `warm_up` forwards, then one forward and one backward in turn, then the remaining backwards."""
+    """Yield `warm_up` forwards, then one forward and one backward in turn, then the remaining backwards.
+
+    Args:
+        warm_up: Forwards before the alternation begins; fewer if there are fewer microbatches.
+        microbatches: Number of microbatches.
+        backward: Kind of the backward actions: B or I.
+
+    Yields:
+        Kind and microbatch of each action.
+    """
     ahead = min(microbatches, warm_up)
     yield from ((F, i) for i in range(ahead))
     for i in range(microbatches):
@@ -92,7 +109,14 @@ def _alternate(warm_up: int, microbatches: int, backward: ActionKind) -> Iterato
 
 
 def _zero_bubble_row(rank: int, ahead: int, lag: int, microbatches: int) -> Iterator[Action]:
-    """Yield a rank's actions: 1F1B with I for B, and the W of a microbatch `lag` of them later."""
+    """Yield a rank's actions: 1F1B with I in the place of B, and after I of microbatch i the W of microbatch i - `lag`.
+
+    Args:
+        rank: The rank, which is also its stage.
+        ahead: Forwards before the alternation of F and I begins.
+        lag: Number of microbatches by which W is behind I.
+        microbatches: Number of microbatches.
+    """
     for kind, i in _alternate(ahead, microbatches, I):
         yield Action(rank, kind, i)
         if kind is I and i >= lag:
@@ -101,12 +125,21 @@ def _zero_bubble_row(rank: int, ahead: int, lag: int, microbatches: int) -> Iter
 
 
 def _interleaved_row(rank: int, ranks: int, microbatches: int, chunks: int, size: int) -> Iterator[Action]:
-    """Yield a rank's actions: 1F1B over its chunks, in rounds of `size` microbatches."""
+    """Yield a rank's actions: 1F1B over its chunks, in rounds of `size` microbatches.
+
+    Args:
+        rank: The rank.
+        ranks: Ranks of the pipeline.
+        microbatches: Number of microbatches, a multiple of `size`.
+        chunks: Stages on each rank.
+        size: Microbatches that pass one chunk before the next chunk has its turn.
+    """
     total = microbatches * chunks
+    # Forwards before the alternation: those of all chunks but the last, and two for each rank after this one.
     ahead = min((chunks - 1) * size + 2 * (ranks - 1 - rank), total)
 
     def nth(kind: ActionKind, n: int) -> Action:
-        """Return the n-th action of a kind: `size` microbatches on each chunk in turn, backward from the last chunk."""
+        """Return the n-th action of a kind: `size` microbatches on each chunk in turn; B starts with the last chunk."""
         chunk = n // size % chunks
         microbatch = n // (size * chunks) * size + n % size
         return Action(rank + ranks * (chunk if kind is F else chunks - 1 - chunk), kind, microbatch)
@@ -120,16 +153,17 @@ def _interleaved_row(rank: int, ranks: int, microbatches: int, chunks: int, size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A published schedule, by its name."""
+    """A published schedule for any number of ranks and microbatches."""
 
-    make: Callable[[int, int, int], PipelineSchedule]  # From ranks, microbatches and chunks, the schedule
-    # From ranks, microbatches and durations, the idle time of a rank by the formula; None where the formula does not
-    # hold. Messages are taken to take no time.
+    make: Callable[[int, int, int], PipelineSchedule]  # (ranks, microbatches, chunks): the schedule
+    # (ranks, microbatches, durations): the idle time of a rank by formula; None if the formula does not hold for these.
+    # Formulas neglect the time of messages.
     bubble: Callable[[int, int, Durations], int | None]
-    chunks: int | None = 1  # Stages on each rank; None: as many as are asked for, from 1
+    chunks: int | None = 1  # Stages on each rank; None: any number
 
 
-def _equal_durations(t: Durations) -> bool:
+def _takes_equal_times(t: Durations) -> bool:
+    """Whether F, I and W take as long as each other, which some formulas of idle time need."""
     return t.forward == t.input_gradient == t.weight_gradient
 
 
@@ -157,40 +191,45 @@ FAMILIES = {
     "zb-v": Family(
         make=lambda p, m, v: zb_v(p, m),
         chunks=2,
-        bubble=lambda p, m, t: (p - 1) * t.of(F) if m >= 2 * p - 1 and _equal_durations(t) else None,
+        bubble=lambda p, m, t: (p - 1) * t.of(F) if m >= 2 * p - 1 and _takes_equal_times(t) else None,
     ),
     "dualpipe-v": Family(
         make=lambda p, m, v: dualpipe_v(p, m),
         chunks=2,
-        bubble=lambda p, m, t: (p - 1) * t.of(F) if _equal_durations(t) else None,
+        bubble=lambda p, m, t: (p - 1) * t.of(F) if _takes_equal_times(t) else None,
     ),
 }
-"""Every published schedule that there is, by name."""
+"""All published schedules of this package, by name."""
 
 
 def make(name: str, *, ranks: int, microbatches: int, chunks: int | None = None) -> PipelineSchedule:
-    """Make a published schedule by its name, in any case.
+    """Make a published schedule by its name.
 
     Args:
-        name: One of `FAMILIES`.
-        ranks: Ranks of the pipeline.
-        microbatches: Into how many each batch is cut.
-        chunks: Stages on each rank, for "interleaved-1f1b"; by default 2, or as many as the schedule has.
+        name: A key of `FAMILIES`, in upper or lower case.
+        ranks: Number of ranks of the pipeline.
+        microbatches: Number of microbatches that each batch is cut into.
+        chunks: Stages on each rank. Only "interleaved-1f1b" has a choice; its default is 2.
 
     Raises:
-        UsageError: If the name is unknown, or a number is invalid.
+        UsageError: The name is unknown, or a number is invalid.
     """
     family = FAMILIES.get(name.lower()) if isinstance(name, str) else None
     if family is None:
         raise UsageError(f"name: {name!r} is no schedule; known are {', '.join(FAMILIES)}")
+    # None in `family.chunks`: the schedule takes any number.
     if chunks not in (None, family.chunks) and family.chunks is not None:
         stages = "one stage" if family.chunks == 1 else f"{family.chunks} stages"
-        raise UsageError(f"chunks: {name} has {stages} on each rank, got {chunks}; interleaved-1f1b has several")
+        raise UsageError(
+            f"chunks: {name} has {stages} on each rank, got {chunks}; "
+            "leave out chunks, or name interleaved-1f1b, which takes any number"
+        )
     _check_counts(ranks=ranks, microbatches=microbatches)
     return family.make(ranks, microbatches, 2 if chunks is None else chunks)
 
 
 def _check_counts(**counts: int) -> None:
+    """Refuse numbers of ranks, microbatches or chunks that are no integers from 1."""
     for name, count in counts.items():
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise UsageError(f"{name}: expected a whole number from 1, got {count!r}")

@@ -1,4 +1,4 @@
-"""The proof of a pipeline schedule: every microbatch passes every stage once, in an order that ends."""
+"""The proof of a pipeline schedule: every microbatch passes every stage once, and no rank waits forever."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from .timing import Durations, replay_starts
 
 
 def prove(name: str, rows: Rows) -> tuple[int, int, tuple[int, ...]]:
-    """Prove a schedule; return how many stages and microbatches it has, and the rank of every stage.
+    """Prove a schedule; return (number of stages, number of microbatches, rank of every stage).
 
-    Each stage belongs to one rank. Of each stage and microbatch there is one F, and one B or one I and one W, nothing
-    twice, in an order that dependencies allow. The ranks, each in its own order, come to the end.
+    Each stage must belong to one rank. Each stage and microbatch must have one F, and either one B, or one I and one W.
+    If each rank carries out its row in order, all ranks must come to their end.
+
+    Args:
+        name: Name of the schedule, for the error.
+        rows: The actions of every rank.
 
     Raises:
-        ScheduleError: If any of this does not hold. The message has every row, and marks where.
+        ScheduleError: If the schedule lacks a property. The message has every row, and marks the action at fault.
     """
     owners = _find_owners(name, rows)
     stages, microbatches = len(owners), 1 + max(action.microbatch for row in rows for action in row)
@@ -27,9 +31,9 @@ def prove(name: str, rows: Rows) -> tuple[int, int, tuple[int, ...]]:
 
 
 def peak_live(rows: Rows) -> tuple[int, ...]:
-    """Return for every rank how many activations it holds at most, each of one microbatch at one of its stages.
+    """Return, for each rank, the most activations that it holds at once: those of one stage and microbatch count as 1.
 
-    One is held from its F to its B, or to its W.
+    Activations are held from F to B or W.
     """
     return tuple(_count_peak_live(row) for row in rows)
 
@@ -45,39 +49,50 @@ def _count_peak_live(row: Sequence[Action]) -> int:
 
 
 def _find_owners(name: str, rows: Rows) -> tuple[int, ...]:
-    """Return the rank of every stage; refuse stages of two ranks, or of none."""
+    """Return the rank of every stage; refuse a stage that is on two ranks, or on none."""
     owners: dict[int, int] = {}
     for rank, row in enumerate(rows):
         for step, action in enumerate(row):
             owner = owners.setdefault(action.stage, rank)
             if owner != rank:
-                raise _schedule_error(name, rows, rank, step, f"stage {action.stage} is rank {owner}'s already")
+                raise _schedule_error(name, rows, f"stage {action.stage} is rank {owner}'s already", rank, step)
     if not owners:
-        raise _schedule_error(name, rows, None, None, "nothing is to be done")
+        raise _schedule_error(name, rows, "nothing is to be done")
     for stage in range(max(owners) + 1):
         if stage not in owners:
-            raise _schedule_error(name, rows, None, None, f"no rank has stage {stage}")
+            raise _schedule_error(name, rows, f"no rank has stage {stage}")
     return tuple(owners[stage] for stage in range(len(owners)))
 
 
 def _prove_complete(name: str, rows: Rows, owners: tuple[int, ...], microbatches: int) -> None:
-    """Refuse rows with an action twice, or a microbatch without its F and B, or F, I and W, at a stage."""
+    """Refuse rows unless every microbatch has, at each stage, F and B, or F, I and W, each of them once.
+
+    Args:
+        name: Name of the schedule, for the error.
+        rows: The actions of every rank.
+        owners: The rank of every stage.
+        microbatches: Number of microbatches.
+
+    Raises:
+        ScheduleError: With the rows, and the first action that is missing or repeated.
+    """
     counts = Counter(action for row in rows for action in row)
     for rank, row in enumerate(rows):
         for step, action in enumerate(row):
             if counts[action] > 1 and action in row[:step]:
-                raise _schedule_error(name, rows, rank, step, f"{action} is there twice")
+                raise _schedule_error(name, rows, f"{action} is there twice", rank, step)
     for stage, rank in enumerate(owners):
         for i in range(microbatches):
             kinds = "".join(kind for kind in ActionKind if Action(stage, kind, i) in counts)
             if kinds not in ("FB", "FIW"):
                 count = f"has {', '.join(kinds) or 'nothing'} of microbatch {i}"
-                raise _schedule_error(name, rows, rank, None, f"stage {stage} {count}; it takes F and B, or F, I and W")
+                raise _schedule_error(name, rows, f"stage {stage} {count}; it takes F and B, or F, I and W", rank)
 
 
 def _prove_end(name: str, rows: Rows, owners: tuple[int, ...]) -> None:
-    """Replay the rows, and refuse them if a rank waits without end; the error names each waiting rank."""
+    """Replay the rows; refuse them if ranks wait for each other forever. The error names each waiting rank."""
     starts = replay_starts(rows, owners, Durations())
+    # By rank, the index of the first action that never starts: steps go backwards, so the first one is written last.
     stuck = {rank: step for rank, row in enumerate(rows) for step in range(len(row))[::-1] if row[step] not in starts}
     if stuck:
         waits = []
@@ -86,13 +101,21 @@ def _prove_end(name: str, rows: Rows, owners: tuple[int, ...]) -> None:
             missing = next(e for e in action.needs(len(owners) - 1) if not any(each in starts for each in e))
             waits.append(f"rank {rank} waits in {action} for {' or '.join(map(str, missing))}")
         rank, step = next(iter(stuck.items()))
-        raise _schedule_error(name, rows, rank, step, f"it never ends: {', '.join(waits)}")
+        raise _schedule_error(name, rows, f"it never ends: {', '.join(waits)}", rank, step)
 
 
-def _schedule_error(name: str, rows: Rows, rank: int | None, step: int | None, what: str) -> ScheduleError:
-    """Return the error with all rows in its message, and the action of `rank` and `step` marked."""
-    lines = [f"schedule {name!r}: {what}"]
-    for each, row in enumerate(rows):
-        cells = [f">>{action}<<" if (each, at) == (rank, step) else str(action) for at, action in enumerate(row)]
-        lines.append(f"  rank {each}: {' '.join(cells)}".rstrip())
+def _schedule_error(name: str, rows: Rows, why: str, rank: int | None = None, step: int | None = None) -> ScheduleError:
+    """Return the error: its message has all rows, with the action of `rank` and `step` marked by >> <<.
+
+    Args:
+        name: Name of the schedule.
+        rows: The actions of every rank.
+        why: The fault, in words.
+        rank: Rank at fault; None: no single rank is.
+        step: Index of the marked action in the row of the rank; None: no action is marked.
+    """
+    lines = [f"schedule {name!r}: {why}"]
+    for number, row in enumerate(rows):
+        cells = [f">>{action}<<" if (number, at) == (rank, step) else str(action) for at, action in enumerate(row)]
+        lines.append(f"  rank {number}: {' '.join(cells)}".rstrip())
     return ScheduleError("\n".join(lines), rank=rank, step=step)

@@ -1,4 +1,4 @@
-"""A pipeline schedule: the actions of every rank in their order. Data, proved when it is made."""
+"""The class of a pipeline schedule: the actions of every rank in their order, proved when it is made."""
 
 from __future__ import annotations
 
@@ -13,21 +13,25 @@ from .timing import Durations, Timing, replay, time_grid
 class PipelineSchedule:
     """For every rank of a pipeline, its actions in their order.
 
-    Make one with `schedules.make(name, ...)`, from text, or from rows of your own. Rows that miss or repeat an action,
-    or with which ranks wait for each other without end, make no schedule.
+    Make one with `schedules.make(name, ...)`, from text, or from your own rows. Rows in which an action is missing or
+    repeated, or with which ranks wait for each other forever, are refused.
+
+    Args:
+        name: Name of the schedule, for messages.
+        rows: The actions of every rank.
 
     Attributes:
-        name: For messages.
+        name: Name of the schedule, for messages.
         rows: The actions of every rank.
-        ranks: How many ranks there are.
-        stages: How many stages there are, over all ranks.
-        microbatches: Into how many each batch is cut.
+        ranks: Number of ranks.
+        stages: Number of stages, over all ranks.
+        microbatches: Number of microbatches that each batch is cut into.
         owners: The rank of every stage.
-        peak_live: For every rank, how many activations it holds at most, each of one microbatch at one stage: from its
-            F to its B or W.
+        peak_live: For each rank, the most activations that it holds at once, from F to B or W; those of one stage and
+            microbatch count as 1.
 
     Raises:
-        ScheduleError: If the rows make no schedule; the message has all rows, and marks the place.
+        ScheduleError: The rows are no valid schedule; the message has all rows, and marks the action at fault.
     """
 
     stages: int
@@ -58,14 +62,14 @@ class PipelineSchedule:
 
     @property
     def splits_backward(self) -> bool:
-        """Whether a stage computes the gradients of its inputs and of its weights apart (I and W)."""
+        """Whether some stage computes the gradients of its inputs and of its weights separately (I and W)."""
         return any(action.kind is ActionKind.INPUT_GRADIENT for row in self.rows for action in row)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Return the stages of a rank, ascending.
 
         Raises:
-            UsageError: If the schedule has no such rank.
+            UsageError: The schedule has no such rank.
         """
         if not 0 <= rank < self.ranks:
             raise UsageError(
@@ -74,25 +78,34 @@ class PipelineSchedule:
         return tuple(stage for stage, owner in enumerate(self.owners) if owner == rank)
 
     def timing(self, durations: Durations | None = None) -> Timing:
-        """Return when each action runs, and the idle time of ranks; F, I and W take one unit by default."""
+        """Return when each action runs, and how long ranks are busy; F, I and W take one unit of time by default."""
         return replay(self.rows, self.owners, durations or Durations())
 
     def grid(self, durations: Durations | None = None, *, width: int | None = None) -> list[str]:
-        """Return the lines of a drawing, ranks by time; the rest of lines longer than `width` characters goes below."""
+        """Return the lines of a drawing: a row for each rank, a column for each unit of time; see `timing.time_grid`.
+
+        Args:
+            durations: Durations of actions; F, I and W take one unit by default.
+            width: Characters in a line: a longer grid continues in further blocks below. None: one block.
+        """
         durations = durations or Durations()
         return time_grid(self.rows, self.timing(durations), durations, width=width)
 
     def text(self) -> str:
-        """Return the text form: a line for each rank, its actions with commas, as PyTorch reads and writes them."""
+        """Return the text form that PyTorch reads and writes: a line for each rank, with its actions between commas."""
         return "\n".join(",".join(map(str, row)) for row in self.rows) + "\n"
 
     @classmethod
     def parse(cls, text: str, *, name: str = "own") -> PipelineSchedule:
-        """Read the text form; empty cells, which mean that a rank is idle there, are passed over.
+        """Read the text form; empty cells between commas, where PyTorch shows idle time, are skipped.
+
+        Args:
+            text: A line for each rank, with its actions between commas.
+            name: Name of the schedule, for messages.
 
         Raises:
-            UsageError: If a cell is no action.
-            ScheduleError: If the actions make no schedule.
+            UsageError: A cell is no action.
+            ScheduleError: The actions are no valid schedule.
         """
         lines = [line for line in text.splitlines() if line.strip()]
         return cls(name, [[Action.parse(cell.strip()) for cell in line.split(",") if cell.strip()] for line in lines])

@@ -1,4 +1,4 @@
-"""Times of a pipeline schedule on paper, with fixed durations, and their drawing as a grid of ranks by time."""
+"""Computed times of a pipeline schedule with fixed durations of actions, and a drawing of ranks by time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Durations:
     forward: int = 1  # F
     input_gradient: int = 1  # I
     weight_gradient: int = 1  # W. A whole backward, B, takes I + W.
-    hop: int = 0  # From the end of an action to when its message is there, on another rank
+    hop: int = 0  # From the end of an action to the arrival of its message on another rank
 
     def of(self, kind: ActionKind) -> int:
-        """Return the duration of an action of a kind."""
+        """Return the duration of an action of this kind."""
         if kind is ActionKind.BACKWARD:
             return self.input_gradient + self.weight_gradient
         if kind is ActionKind.INPUT_GRADIENT:
@@ -28,7 +28,7 @@ class Durations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """The start of every action, and the time that ranks are busy."""
+    """The start of every action, and the time that ranks are busy, in the unit of the durations."""
 
     starts: dict[Action, int]  # Start of every action
     makespan: int  # From the first start to the last end
@@ -36,12 +36,18 @@ class Timing:
 
     @property
     def bubble(self) -> tuple[int, ...]:
-        """The idle time of every rank, from the first start anywhere to the last end anywhere."""
+        """The idle time of every rank, between the first start and the last end on any rank."""
         return tuple(self.makespan - busy for busy in self.busy)
 
 
 def replay(rows: Rows, owners: tuple[int, ...], durations: Durations) -> Timing:
-    """Return the times of a proved schedule: each rank keeps its order, each action waits for its inputs."""
+    """Return the times of a proved schedule: each rank runs its actions in order, each as soon as its inputs are there.
+
+    Args:
+        rows: The actions of every rank.
+        owners: The rank of every stage.
+        durations: Durations of the actions.
+    """
     starts = replay_starts(rows, owners, durations)
     busy = tuple(sum(durations.of(action.kind) for action in row) for row in rows)
     ends = [start + durations.of(action.kind) for action, start in starts.items()]
@@ -49,29 +55,37 @@ def replay(rows: Rows, owners: tuple[int, ...], durations: Durations) -> Timing:
 
 
 def replay_starts(rows: Rows, owners: tuple[int, ...], durations: Durations) -> dict[Action, int]:
-    """Return the start of each action; actions that wait for each other without end are missing."""
+    """Return the start of each action; actions that would wait forever are missing.
+
+    Arguments: see `replay`; the rows need not be proved.
+    """
     starts: dict[Action, int] = {}
     ends: dict[Action, int] = {}
-    heads, free = [0] * len(rows), [0] * len(rows)
-    progressed = True
-    while progressed:
-        progressed = False
-        for rank, row in enumerate(rows):
-            while heads[rank] < len(row):
-                action = row[heads[rank]]
-                ready = _ready_time(action, rank, ends, owners, durations.hop)
-                if ready is None:
-                    break
+    # `waiting`: remaining actions of each rank, the next one at the end of the list. `free`: when the rank is free.
+    waiting, free = [list(reversed(row)) for row in rows], [0] * len(rows)
+    before = -1
+    while len(starts) > before:  # until a pass over all ranks starts no action
+        before = len(starts)
+        for rank, actions in enumerate(waiting):
+            while actions and (ready := _ready_time(actions[-1], rank, ends, owners, durations.hop)) is not None:
+                action = actions.pop()
                 starts[action] = max(ready, free[rank])
                 ends[action] = free[rank] = starts[action] + durations.of(action.kind)
-                heads[rank], progressed = heads[rank] + 1, True
     return starts
 
 
 def _ready_time(action: Action, rank: int, ends: dict[Action, int], owners: tuple[int, ...], hop: int) -> int | None:
-    """Return when all inputs of an action are on its rank; None if one has not run yet."""
+    """Return when all inputs of an action are on its rank; None if an action that it needs has not run yet.
+
+    Args:
+        action: The action.
+        rank: Its rank.
+        ends: Ends of the actions that have run.
+        owners: The rank of every stage.
+        hop: Duration of a message to another rank.
+    """
     ready = 0
-    for either in action.needs(len(owners) - 1):
+    for either in action.needs(len(owners) - 1):  # alternatives, one of which must have run
         over = [ends[each] + hop * (owners[each.stage] != rank) for each in either if each in ends]
         if not over:
             return None
@@ -82,14 +96,14 @@ def _ready_time(action: Action, rank: int, ends: dict[Action, int], owners: tupl
 def time_grid(rows: Rows, timing: Timing, durations: Durations, *, width: int | None = None) -> list[str]:
     """Return the lines of the grid, a column for each unit of time.
 
-    `F3` is the forward of microbatch 3, `2F3` that at stage 2 where ranks have several; `--` continues the action to
-    its left, and `.` is idle.
+    `F3` is the forward of microbatch 3; if ranks have several stages, `2F3` is that at stage 2. `--` continues the
+    action on its left, and `.` is idle time.
 
     Args:
         rows: Rows of the schedule.
-        timing: When its actions run.
+        timing: Times of its actions.
         durations: Durations of the actions.
-        width: Characters in a line; the rest goes into further blocks below. By default all is one block.
+        width: Characters in a line: a longer grid continues in further blocks below. None: one block.
     """
     plain = all(len({action.stage for action in row}) == 1 for row in rows)
     table = [_draw_row(row, timing, durations, plain=plain) for row in rows]
@@ -107,7 +121,14 @@ def time_grid(rows: Rows, timing: Timing, durations: Durations, *, width: int | 
 
 
 def _draw_row(row: Sequence[Action], timing: Timing, durations: Durations, *, plain: bool) -> list[str]:
-    """Return the cells of a rank's row, one for each unit of time."""
+    """Return the cells of a rank's row, one for each unit of time.
+
+    Args:
+        row: The actions of the rank.
+        timing: Times of the actions.
+        durations: Durations of the actions; an action that takes no time is not drawn.
+        plain: Whether cells leave out the stage, because each rank has only one.
+    """
     cells = ["."] * timing.makespan
     for action in row:
         start = timing.starts[action]

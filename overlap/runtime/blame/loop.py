@@ -1,11 +1,13 @@
-"""Watch of the event loop: a thread that wakes it now and then, and finds the rank that keeps it busy.
+"""Watch of the event loop: a thread that finds the rank whose code keeps the loop busy.
 
-A timer of the loop itself would stand still with the loop, and on the clocks of tests time passes when nothing moves.
-The thread wakes fifty times a second, and only reads the time while all is well; four times a second it also checks how
-long the present turn of the loop has lasted. While a turn seems long it samples more often.
+A turn of the loop is the time between two of its waits for input and output. In a long turn the code of one rank keeps
+all other ranks of the process from going on. A timer of the loop itself could not notice that: it stops with the loop.
 
-Long turns of the loop become spans of the timeline: `Turn` has the start and the end of a turn, and the thread the rank
-and its place in a turn that lasts.
+The thread wakes fifty times a second, and only reads the time while all is well. In a turn that seems long it takes
+samples, more often: which rank runs, at which line. Four times a second it checks how long the turn has lasted.
+
+Long turns become spans of the timeline: `LoopTurn` records the start and the end of a turn, the thread the rank and
+its line.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from dataclasses import dataclass
 from itertools import groupby, takewhile
 from time import perf_counter_ns
 from types import CodeType, FrameType
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import trio
 from trio.lowlevel import Task
@@ -33,12 +35,13 @@ from ...timeline.recording import call_site
 from ..future import Future
 from ..trio_private import joins_children
 
-#: Time for which a program may keep the loop without a report or a span. People notice a second.
+#: Time for which a program may keep the loop without a report. People notice a second.
 BUSY_S = 1.0
-#: Factor on the reported time until the next report for the same place.
+#: After each report of a line, the time that the line may keep the loop until the next report is this much longer.
 _AGAIN = 10
 
 _PERIOD_S = 0.25
+#: Time between two samples of a loop on which programs run; where they run in other threads it is `_PERIOD_S`.
 _SAMPLE_S = 0.02
 #: A turn of this length is sampled again after as long. It is long if both samples found the same rank, and its code
 #: had a processor for half of the time in between: each turn of 30 ms is found on a quiet machine, none below 8.
@@ -46,40 +49,40 @@ _LONG_S = 0.005
 #: A turn in which the rank sleeps, or waits for a disk or for the interpreter's lock, is long after this much more time
 #: in which the loop could run: each turn of 60 ms is found.
 _BLOCKED_S = 0.025
-_LOOKS_S = 0.06  # greatest age of a turn that is sampled more often
+_LOOKS_S = 0.06  # greatest age of a turn that is sampled more often: every `_LONG_S`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusyLoop:
-    """A rank that keeps the loop."""
+    """A rank whose code keeps the loop."""
 
     rank: int  # World rank
-    place: str  # Its line, as "file:line"
+    place: str  # Line of the code, as "file:line"
     since_ns: int  # Start of the turn of the loop, or of this rank's stretch within it
 
 
-class Turn(trio.abc.Instrument):
-    """Start time of the present turn of the loop; costs a tenth of a microsecond each turn.
+class LoopTurn(trio.abc.Instrument):
+    """Instrument of Trio that records the present turn of the loop. Cost: a tenth of a microsecond for each turn.
 
     Args:
-        record: Takes the rank that kept the loop for a long turn, and the end of the turn; on the loop's thread.
-        report_free: Takes a reported rank once the loop is free again; on the loop's thread.
+        record: Called with each rank that kept the loop in a long turn, and the end of its time in ns.
+        report_free: Called with each reported rank once the loop is free again. Both are called on the loop's thread.
     """
 
     def __init__(self, record: Callable[[BusyLoop, int], None], report_free: Callable[[BusyLoop], None]) -> None:
-        self.began_ns: int = perf_counter_ns()
-        self.samples: list[BusyLoop] = []  # Samples of a long turn, in order; the watch appends, in its thread
-        self.reported: dict[int, BusyLoop] = {}  # Ranks that were reported in this turn
+        self.began_ns: int = perf_counter_ns()  # Start of the present turn; 0 while the loop waits
+        self.samples: list[BusyLoop] = []  # Samples of a long turn, in order; the thread of the watch appends
+        self.reported: dict[int, BusyLoop] = {}  # Ranks that were reported in this turn, by world rank
         self._record, self._report_free = record, report_free
 
     def before_io_wait(self, timeout: float) -> None:
-        """Note the end of a turn."""
+        """Record the end of a turn. Trio calls this before the loop waits."""
         self.began_ns = 0
         if self.samples or self.reported:
             self.flush()
 
     def flush(self) -> None:
-        """Pass the ranks on that kept the loop."""
+        """Record the ranks that kept the loop in this turn, and report that it is free again."""
         samples, self.samples = self.samples, []
         reported, self.reported = self.reported, {}
         for busy, end_ns in _stretches(samples, perf_counter_ns()):
@@ -88,17 +91,25 @@ class Turn(trio.abc.Instrument):
             self._report_free(busy)
 
     def longest(self, now_ns: int) -> tuple[BusyLoop, int] | None:
-        """Return the rank that has kept the loop longest in this turn, and its time in ns; None without samples."""
+        """Return the rank that has kept the loop longest in this turn, and for how many ns; None without samples."""
         times = [(busy, end_ns - busy.since_ns) for busy, end_ns in _stretches(list(self.samples), now_ns)]
         return max(times, key=lambda entry: entry[1], default=None)
 
     def after_io_wait(self, timeout: float) -> None:
-        """Note the begin of a turn."""
+        """Record the start of a turn. Trio calls this after the loop has waited."""
         self.began_ns = perf_counter_ns()
 
 
 def _stretches(samples: Sequence[BusyLoop], now_ns: int) -> Iterator[tuple[BusyLoop, int]]:
-    """Yield each rank of some samples, at its most frequent line, and the time of the next rank's first sample."""
+    """Join successive samples of one rank, and yield for each such stretch the rank and the end of the stretch in ns.
+
+    A stretch has the rank's most frequent line, begins with its first sample, and ends with the next rank's first one.
+    Samples of ranks 0, 0, 1 at 10, 15 and 20 ns give rank 0 from 10 to 20, and rank 1 from 20 to `now_ns`.
+
+    Args:
+        samples: The samples of one turn, in order.
+        now_ns: End of the last stretch.
+    """
     for rank, group in groupby(samples, key=lambda busy: busy.rank):
         own = list(group)
         places = Counter(busy.place for busy in own)
@@ -107,17 +118,38 @@ def _stretches(samples: Sequence[BusyLoop], now_ns: int) -> Iterator[tuple[BusyL
         yield BusyLoop(rank=rank, place=place, since_ns=own[0].since_ns), next(later, now_ns)
 
 
+class _Check(NamedTuple):
+    """First check of a turn that seems long."""
+
+    began_ns: int = 0  # Start of the turn
+    now_ns: int = 0  # Instant of the check
+    queued_ns: int = 0  # Time that the loop's thread had waited for a processor, until the check
+
+
+class _FirstSample(NamedTuple):
+    """The first sample of a turn that found a certain rank."""
+
+    began_ns: int = 0  # Start of the turn
+    rank: int = -1
+    now_ns: int = 0  # Instant of the sample
+    queued_ns: int = 0  # Time that the loop's thread had waited for a processor, until the sample
+    processor_ns: int = 0  # Processor time of the loop's thread, until the sample
+    since_ns: int = 0  # Start of the time in which this rank keeps the loop
+
+
 class LoopWatch:
-    """Watches the loop for the length of a ``with``.
+    """Watches the event loop while a ``with`` block runs. The loop's thread enters and leaves the block.
 
     Args:
-        look: Called on the loop's thread, once in a period.
-        tasks: Returns the task of each rank's program.
-        report: Takes the rank that has kept the loop longest, and its time in seconds; in the thread of the watch.
-        report_free: Takes a reported rank once the loop is free again; on the loop's thread.
-        record: Takes the rank that kept the loop for a long turn, and the end of the turn; on the loop's thread.
-        token: Of the loop.
-        period_s: Time between two looks.
+        look: Called on the loop's thread every `period_s` seconds, such as a look for stalls.
+        tasks: Returns the main task of each rank's program, by world rank.
+        report: Called in the thread of the watch with the rank that has kept the loop longest, and the seconds.
+        report_free: Called on the loop's thread with a reported rank, once the loop is free again.
+        record: Called on the loop's thread with each rank that kept the loop in a long turn, and the end of its time.
+        token: Token of the loop.
+        thread: Ident of the loop's thread.
+        period_s: Time between two calls of `look`.
+        runs_programs: Whether the programs of ranks run on the loop, not in threads of their own.
     """
 
     def __init__(
@@ -127,6 +159,7 @@ class LoopWatch:
         *,
         look: Callable[[], None],
         period_s: float,
+        runs_programs: bool,
         tasks: Callable[[], Mapping[int, Task]],
         report: Callable[[BusyLoop, float], None],
         report_free: Callable[[BusyLoop], None],
@@ -134,15 +167,14 @@ class LoopWatch:
     ) -> None:
         self._token, self._loop_thread, self._native_thread = token, thread, 0
         self._look, self._look_s = look, period_s
+        self._sample_s = _SAMPLE_S if runs_programs else _PERIOD_S
         self._tasks, self._report = tasks, report
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="overlap loop watch", daemon=True)
-        self._watched = (0, 0, 0)  # start of the checked turn, the time of its first check, and `queued_ns` then
-        self._limits_s: dict[str, float] = {}  # by place: time from which on it is reported
-        self._turn = Turn(record, report_free)
-        self._seen = (0, -1)  # start of the turn of the last sample, and its rank
-        # First of these samples: its time, `queued_ns`, `processor_ns`, and the start of the rank's stretch.
-        self._first = (0, 0, 0, 0)
+        self._first_check = _Check()
+        self._limits_s: dict[str, float] = {}  # by reported line: time for which it may keep the loop before the next
+        self._turn = LoopTurn(record, report_free)
+        self._first_sample = _FirstSample()
 
     def __enter__(self) -> None:
         self._native_thread = threading.get_native_id()
@@ -156,10 +188,10 @@ class LoopWatch:
         self._turn.flush()
 
     def _run(self) -> None:
-        """Sample the event loop, check it every period, and have it look, in the thread of the watch."""
+        """Sample the loop, report long turns, and have the loop call `look`. The thread of the watch runs this."""
         period_s = min(_PERIOD_S, self._look_s)
         due_ns = looked_ns = perf_counter_ns()
-        wait_s = usual_s = min(_SAMPLE_S, period_s)
+        wait_s = usual_s = min(self._sample_s, period_s)
         with suppress(trio.RunFinishedError):
             while not self._ended.wait(wait_s):
                 now_ns = perf_counter_ns()
@@ -167,60 +199,95 @@ class LoopWatch:
                 if now_ns - due_ns >= 1e9 * period_s:
                     late = now_ns - due_ns > 2e9 * period_s
                     due_ns = now_ns
-                    self._check_turn(now_ns, late=late)
+                    self._report_long_turn(now_ns, late=late)
                     if now_ns - looked_ns >= 0.9e9 * self._look_s:
                         looked_ns = now_ns
                         self._token.run_sync_soon(self._look, idempotent=True)
 
     def _sample(self, now_ns: int) -> bool:
-        """Find the rank that keeps the loop, and note a sample if the turn is long; in the watch's thread.
+        """Take a sample if the present turn seems long. Return whether to take the next one soon.
 
-        Returns:
-            Whether to sample again soon.
+        The thread of the watch calls this.
         """
         began_ns = self._turn.began_ns
         if not began_ns or now_ns - began_ns < _LONG_S * 1e9:
             return False
-        busy = self._find(working_for=False)
+        busy = self._find_running_rank(working_for=False)
         if busy is not None:
-            self._compare(busy, began_ns, now_ns)
+            self._add_sample(busy, began_ns, now_ns)
         return now_ns - began_ns < _LOOKS_S * 1e9
 
-    def _compare(self, busy: BusyLoop, began_ns: int, now_ns: int) -> None:
-        """Keep a sample if the rank has been busy since its first sample, or if the turn is known to be long."""
+    def _add_sample(self, busy: BusyLoop, began_ns: int, now_ns: int) -> None:
+        """Add a sample to the present turn if the turn is long; remember the first sample of a rank for comparison.
+
+        A turn is long once a second sample finds the same rank, and that rank was busy in between.
+
+        Args:
+            busy: The rank that runs now, and its line.
+            began_ns: Start of the turn in which the rank was found. If that turn has ended, nothing is added.
+            now_ns: Instant of the sample.
+        """
         turn = self._turn
+        # the turn is known to be long: each sample counts
         if turn.samples:
             if began_ns == turn.began_ns:
                 turn.samples.append(BusyLoop(rank=busy.rank, place=busy.place, since_ns=now_ns))
             return
         waited_ns, ran_ns = queued_ns(self._native_thread), processor_ns(self._loop_thread)
-        if self._seen != (began_ns, busy.rank):
-            since_ns = now_ns if self._seen[0] == began_ns else began_ns
-            self._seen, self._first = (began_ns, busy.rank), (now_ns, waited_ns, ran_ns, since_ns)
+        first = self._first_sample
+        is_new_turn, is_new_rank = first.began_ns != began_ns, first.rank != busy.rank
+        # the first sample that finds this rank: the rank has run since the start of the turn, or since another rank
+        if is_new_turn or is_new_rank:
+            since_ns = began_ns if is_new_turn else now_ns
+            self._first_sample = _FirstSample(began_ns, busy.rank, now_ns, waited_ns, ran_ns, since_ns)
             return
-        first_ns, before_ns, had_ns, since_ns = self._first
-        own_ns = now_ns - first_ns - (waited_ns - before_ns)
-        if (ran_ns - had_ns >= _LONG_S * 1e9 / 2 or own_ns >= _BLOCKED_S * 1e9) and began_ns == turn.began_ns:
-            turn.samples.append(BusyLoop(rank=busy.rank, place=busy.place, since_ns=since_ns))
+        # the same rank again: it has computed, or it was blocked, not counting the time without a free processor
+        is_running = ran_ns - first.processor_ns >= _LONG_S * 1e9 / 2
+        blocked_ns = (now_ns - first.now_ns) - (waited_ns - first.queued_ns)
+        is_blocked = blocked_ns >= _BLOCKED_S * 1e9
+        if (is_running or is_blocked) and began_ns == turn.began_ns:
+            turn.samples.append(BusyLoop(rank=busy.rank, place=busy.place, since_ns=first.since_ns))
 
-    def _check_turn(self, now_ns: int, *, late: bool) -> None:
-        """Report the rank that keeps the loop if the present turn has lasted for too long."""
-        turn, (began_ns, since_ns, waited_ns) = self._turn, self._watched
-        if turn.began_ns != began_ns or (late and not turn.reported):  # late: the machine may be to blame
-            self._watched = turn.began_ns, now_ns, queued_ns(self._native_thread)
-            return
-        busy_ns = now_ns - since_ns
-        if not began_ns or busy_ns < BUSY_S * 1e9:
-            return
-        # on a crowded machine the loop may not run for seconds
-        if turn.reported or busy_ns - (queued_ns(self._native_thread) - waited_ns) >= BUSY_S * 1e9:
-            self._record_busy(now_ns, busy_ns)
+    def _report_long_turn(self, now_ns: int, *, late: bool) -> None:
+        """Report the rank that keeps the loop if the present turn has lasted for `BUSY_S` since its first check.
 
-    def _record_busy(self, now_ns: int, busy_ns: int) -> None:
-        """Report the rank with the most samples of this turn; the running one if there are none."""
-        reported = self._turn.reported
-        seen = self._turn.longest(now_ns)
-        busy, own_ns = seen or (next(iter(reported.values()), None) or self._find(), busy_ns)
+        A turn is the time from one scheduling of tasks by the loop to the next.
+
+        Args:
+            now_ns: The present instant.
+            late: Whether this check comes much later than it should: the machine may be to blame then, so that a turn
+                without a report counts as if it began now.
+        """
+        turn, first = self._turn, self._first_check
+        is_new_turn = turn.began_ns != first.began_ns
+        if is_new_turn or (late and not turn.reported):
+            self._first_check = _Check(turn.began_ns, now_ns, queued_ns(self._native_thread))
+            return
+        busy_ns, no_turn_yet = now_ns - first.now_ns, not first.began_ns
+        if no_turn_yet or busy_ns < BUSY_S * 1e9:
+            return
+        if not turn.reported:
+            # on a crowded machine the loop may wait for a processor for seconds: that time does not count
+            ran_ns = busy_ns - (queued_ns(self._native_thread) - first.queued_ns)
+            if ran_ns < BUSY_S * 1e9:
+                return
+        self._report_busiest(now_ns, busy_ns)
+
+    def _report_busiest(self, now_ns: int, busy_ns: int) -> None:
+        """Report the rank that has kept the loop longest in this turn; without samples, the rank that runs now.
+
+        After each report of a line, the time that the line may keep the loop before the next becomes ten times as long.
+
+        Args:
+            now_ns: The present instant.
+            busy_ns: Time for which the turn has lasted since its first check.
+        """
+        reported, longest = self._turn.reported, self._turn.longest(now_ns)
+        busy: BusyLoop | None
+        if longest is not None:
+            busy, own_ns = longest
+        else:  # no samples: the rank that was reported before in this turn, or the one that runs now
+            busy, own_ns = next(iter(reported.values()), None) or self._find_running_rank(), busy_ns
         if busy is None:
             return
         reported[busy.rank] = busy
@@ -229,18 +296,18 @@ class LoopWatch:
             self._report(busy, own_ns / 1e9)
 
     @without_collector()
-    def _find(self, *, working_for: bool = True) -> BusyLoop | None:
-        """Find the rank that runs on the event loop, with its line; None for our own work, and without one.
+    def _find_running_rank(self, *, working_for: bool = True) -> BusyLoop | None:
+        """Return the rank whose task runs on the event loop, with its line; None if no rank's task runs.
 
         Args:
-            working_for: Whether work of ours for the rank counts, such as a copy.
+            working_for: Whether a rank counts, too, for which code of this package works, such as a copy of an array.
         """
         running = read_frames(self._loop_thread)
         for rank, main in self._tasks().items():
             for task in tasks_of(main):
                 outermost = getattr(task.coro, "cr_frame", None)
-                if outermost in running:
-                    inside = running[: running.index(outermost) + 1]
+                if outermost in running:  # a coroutine that is suspended is in no thread's frames
+                    inside = running[: running.index(outermost) + 1]  # the innermost frame comes first
                     points = _points(reversed(inside))
                     if not working_for and is_our_work(points):
                         return None
@@ -249,19 +316,23 @@ class LoopWatch:
 
 
 def processor_ns(thread: int) -> int:
-    """Return the processor time of a thread of this process, by its ident; 0 if the system does not count it."""
+    """Return the processor time that a thread of this process has used, in ns; 0 if the system does not count it.
+
+    `thread` is the ident of the thread, as `threading.get_ident` returns it.
+    """
     with suppress(AttributeError, OSError):  # not every system has it
         return time.clock_gettime_ns(time.pthread_getcpuclockid(thread))
     return 0
 
 
 Points: TypeAlias = list[tuple[CodeType, int]]
-"""Code and instruction of frames, outermost first."""
+"""Code object and index of the present instruction of each frame, the outermost frame first."""
 
 _IMPORTING = ("<frozen importlib", importlib.__file__)
 
 
 def _points(frames: Iterable[FrameType]) -> Points:
+    """Return the code and the instruction of each frame, in the order of `frames`."""
     return [(frame.f_code, frame.f_lasti) for frame in frames]
 
 
@@ -274,12 +345,14 @@ def tasks_of(task: Task) -> Iterator[Task]:
 
 
 def program_places(task: Task, rank: int) -> list[str]:
-    """Return "file:line" of each task of a rank that waits for anything but its own operations; each place once.
+    """Return "file:line" of each task of a rank, without the tasks that wait for operations of this rank.
 
-    A task that awaits another rank's operation is listed with that operation.
+    A line with several tasks is returned once. A task that awaits an operation of another rank is returned with the
+    operation: "train.py:8 (awaits ... of rank 1)".
 
     Args:
         task: Task that runs the rank's program.
+        rank: World rank.
     """
     places: dict[str, None] = {}
     for child in tasks_of(task):
@@ -290,21 +363,22 @@ def program_places(task: Task, rank: int) -> list[str]:
         context = getattr(awaited, "context", None)  # futures of a rank have one
         if awaited is not None and context is not None and context.rank != rank:
             places[f"{place_of(points)} (awaits {awaited.label} of rank {context.rank})"] = None
-        elif not (child.child_nurseries and _waits_for_children(points)):  # else its children are listed
+        elif not (child.child_nurseries and _waits_for_children(points)):  # its children stand for such a task
             places[_place_outside(points)] = None
     return [place for place in places if place]
 
 
 def threads_at_work(loop_thread: int) -> bool:
-    """Whether a thread that the program has started runs code of its own: it may issue an operation at any time.
+    """Whether a thread that the program has started runs code of the program: it may issue an operation at any time.
 
-    A thread that waits in a call of ours is none, nor is one that we or Trio have started.
+    Threads that this package or Trio has started do not count, nor threads inside a call of this package.
     """
     for ident in sys._current_frames().keys() - {loop_thread, threading.get_ident()}:
         points = _points(reversed(read_frames(ident)))
         point = program_point(points)
         if point is None or is_installed(point[0]):
             continue
+        # code of this package around the program's code: it has started the thread; inside it: the thread waits there
         inner, outer = points[points.index(point) + 1 :], points[: points.index(point)]
         if not any(is_ours(code) or is_of_tasks(code) for code, _ in outer) and not any(is_ours(c) for c, _ in inner):
             return True
@@ -315,7 +389,10 @@ _AWAIT = Future.__await__.__code__
 
 
 def place_in(error: BaseException) -> str:
-    """Return "file:line" of the program where an error reached it; empty if it waited for our operations."""
+    """Return the program's "file:line" that an error passed through, or "" if the program awaited an operation there.
+
+    The line is the innermost one of the program in the traceback.
+    """
     points: Points = []
     traceback = error.__traceback__
     while traceback is not None:
@@ -325,24 +402,32 @@ def place_in(error: BaseException) -> str:
 
 
 def place_of(points: Points) -> str:
-    """Return "file:line" of the innermost frame of the program, or at least not ours; empty without one."""
+    """Return "file:line" of the innermost frame of the program, or else of the innermost frame outside this package.
+
+    Return "" if there is neither.
+    """
     point = program_point(points)
     return "" if point is None else call_site(*point)
 
 
 def is_our_work(points: Points) -> bool:
-    """Whether code of ours runs, or imports a module: frames of an import are not the program's."""
+    """Whether code of this package runs, or has imported the module whose code runs.
+
+    Args:
+        points: Code and instruction of the frames, from the outermost to the innermost.
+    """
     codes = [code for code, _ in points]
     importing = next((index for index, code in enumerate(codes) if code.co_filename.startswith(_IMPORTING)), None)
+    # The frame outside an import decides; without an import (None), or a frame outside it (0), the innermost frame.
     return is_ours(codes[-1] if not importing else codes[importing - 1])
 
 
 def _place_outside(points: Points) -> str:
-    """Return the place of a task that waits; empty if it waits for one of our operations."""
+    """Return the line at which a task waits, or "" if it waits in code of this package, such as for an operation."""
     waiting = next((code for code, _ in reversed(points) if not is_of_tasks(code)), None)
     return place_of(points) if waiting is not None and not is_ours(waiting) else ""
 
 
 def _waits_for_children(points: Points) -> bool:
-    """Whether a task is in the end of a nursery, where it waits for its children."""
+    """Whether a task has reached the end of a nursery block, where it waits for the children."""
     return any(map(joins_children, takewhile(is_of_tasks, (code for code, _ in reversed(points)))))

@@ -1,4 +1,4 @@
-"""Reports on the ranks of this process: views of them for the judge of waits, and the watches that make them."""
+"""Reports on the ranks of this process: where they wait and which rank is to blame; and the watches that report."""
 
 from __future__ import annotations
 
@@ -35,27 +35,29 @@ _SOON_S = 1.0  # people who have asked for an end wonder after a second
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalRank:
-    """A rank of this process, its context and its compute streams."""
+    """A rank of this process: all objects that belong to it."""
 
-    rank: Rank  # The rank for its program
-    context: RankContext  # The rank for its operations
-    compute: ComputeStreams  # Streams of its functions
-    all: Sequence[LocalRank]  # The ranks of this process
+    rank: Rank  # Argument of the rank's program
+    context: RankContext  # What the rank's operations know of it
+    compute: ComputeStreams  # Compute streams of the rank
+    ranks_here: Sequence[LocalRank]  # All ranks of this process
     left: Container[int]  # World ranks that have finished their program
 
     @property
     def task(self) -> trio.lowlevel.Task | None:
-        """Task that runs its program, once it runs."""
+        """Task that runs the program of the rank; None before it starts."""
         return self.context.nursery.parent_task if self.context.nursery is not None else None
 
-    def mark(self) -> tuple[object, int]:
-        """Return an object that is replaced by any progress, and a number that changes with it."""
+    def progress_mark(self) -> tuple[object, int]:
+        """Return the last recorded span and the number of unfinished operations: any progress changes one of them."""
         return self.rank.recorder.last, len(self.context.outstanding.operations)
 
     def view(self, now_ns: int, place: str | None = None) -> RankView:
-        """Return the view of the rank, for the judge of waits; `now_ns` is the present of its context.
+        """Return the view of the rank: its unfinished operations, and where its program is.
 
-        A program that is being unwound has no frame to look at any more; then `place` is its line.
+        Args:
+            now_ns: The present instant of the rank's clock.
+            place: Line of the rank's program, if the program is ending, so that its frames are gone; see `view_of`.
         """
         from .views import view_of  # most programs need none
 
@@ -64,25 +66,30 @@ class LocalRank:
     @property
     def has_unseen_error(self) -> bool:
         """Whether a rank of this process has an error that no task or thread was given."""
-        return any(member.context.outstanding.unseen is not None for member in self.all)
+        return any(member.context.outstanding.unseen is not None for member in self.ranks_here)
 
-    async def computes_ended(self) -> None:
-        """Wait until no function of the rank runs any more, with a notice if that takes long."""
+    async def wait_for_computes(self) -> None:
+        """Wait until no function of the rank runs any more; print a notice if that takes more than a second."""
         with trio.move_on_after(_SOON_S):
-            await self.compute.ended()
+            await self.compute.wait_ended()
             return
         running = self.compute.current
         if running is not None:
             function = f"{running.label} ({running.call_site}) of rank {self.context.rank}"
             notify(f"waiting for {function} to return: a function cannot be interrupted")
-        await self.compute.ended()
+        await self.compute.wait_ended()
 
 
 def call_program(main: Callable[..., Awaitable[T]], rank: Rank, args: tuple[object, ...]) -> Awaitable[T]:
-    """Call a rank's program; return its awaitable.
+    """Call the program of a rank, and return the awaitable that it returns.
+
+    Args:
+        main: The program.
+        rank: First argument of the program.
+        args: Further arguments of the program.
 
     Raises:
-        UsageError: If it returns no awaitable.
+        UsageError: If the program returns no awaitable.
     """
     program = main(rank, *args)
     if not isawaitable(program):
@@ -92,11 +99,8 @@ def call_program(main: Callable[..., Awaitable[T]], rank: Rank, args: tuple[obje
     return program
 
 
-_LISTED = 16  # lines on waiting ranks in an interrupt
-
-
 class Reports:
-    """Reports on the ranks of this process.
+    """Makes reports on the ranks of this process.
 
     Args:
         members: The ranks of this process.
@@ -104,92 +108,95 @@ class Reports:
         others: The other processes; None if there are none.
 
     Attributes:
-        stood: Views of the ranks when the first of them was stopped; of all processes once they are gathered.
-        caveat: A line that ends each report.
+        stopped_views: Views of the ranks at the moment when the first of them was stopped; after `gather_views` those
+            of all processes.
+        caveat: Last line of each report; "": none.
     """
 
     def __init__(self, members: Sequence[LocalRank], backend: Backend, others: ControlPlane | None) -> None:
-        self.stood: list[RankView] = []
+        self.stopped_views: list[RankView] = []
         self.caveat: str = ""
         self._members, self._backend, self._others = members, backend, others
 
     # -- at the stop -------------------------------------------------------------------------------------------------
 
-    def take_stock(self) -> None:
-        """Note the views of the ranks, unless they were noted when the first of them was stopped."""
-        self.stood = self.stood or self.views()
+    def record_views(self) -> None:
+        """Record the present views of the ranks in `stopped_views`, unless that was done before."""
+        self.stopped_views = self.stopped_views or self.views()
 
-    async def gather(self) -> None:
-        """Give the other processes a moment to report their ranks."""
+    async def gather_views(self) -> None:
+        """Wait a moment for the views of the other processes, and add them to `stopped_views`."""
         if self._others:
-            self.stood = await self._others.views(self.stood)
+            self.stopped_views = await self._others.views(self.stopped_views)
 
-    def lines(self) -> list[str]:
-        """Return a line for each rank: the operation it waited in and the ranks it waited for."""
-        return self._with_caveat(self.stood)
+    def lines(self, views: Sequence[RankView]) -> list[str]:
+        """Return a line for each view: the operation that the rank waits in, and the ranks that it waits for."""
+        from .views import report_lines
+
+        return [*report_lines(views, time_ns()), *([self.caveat] if self.caveat else [])]
 
     def sentence(self, *, soon: bool = False) -> str:
-        """Return a sentence on the waiting ranks and their culprit; "" if no rank waited.
+        """Return a sentence on the ranks that waited at the stop, and the culprit, or "" if no rank waited.
 
         Args:
-            soon: Whether to be silent on ranks that wait for each other: at one moment they may be about to go on.
+            soon: Whether to return "", too, if ranks only wait for each other: they may have been about to go on.
         """
         from .views import sentence_on
 
-        return sentence_on(self.stood, soon=soon)
+        return sentence_on(self.stopped_views, soon=soon)
 
     async def add_note_to(self, interrupt: BaseException) -> None:
-        """Add a line for each waiting rank to an interrupt."""
-        self.take_stock()
-        await self.gather()
-        lines, sentence = self.lines(), self.sentence(soon=True)
-        more = [f"and {len(lines) - _LISTED} lines more"] if len(lines) > _LISTED else []
-        for line in [*([sentence] if sentence else []), *lines[:_LISTED], *more]:
+        """Add notes to an interrupt: the sentence on the culprit, and a line for each waiting rank."""
+        from .views import first_lines
+
+        self.record_views()
+        await self.gather_views()
+        sentence = self.sentence(soon=True)
+        for line in [*([sentence] if sentence else []), *first_lines(self.lines(self.stopped_views))]:
             interrupt.add_note(f"  {line}")
 
     # -- now -------------------------------------------------------------------------------------------------------
 
     def views(self, places: Mapping[int, str] = MappingProxyType({})) -> list[RankView]:
-        """Return the view of each rank; `places` has the lines of programs that are being unwound, by rank."""
+        """Return the present view of each rank.
+
+        Args:
+            places: Lines of programs that are ending, so that their frames are gone, by world rank.
+        """
         now_ns = self._backend.now_ns()
         return [member.view(now_ns, places.get(member.context.rank)) for member in self._members]
 
-    def lines_now(self) -> list[str]:
-        """Return a line for each rank: the operation it waits in and the ranks it waits for."""
-        return self._with_caveat(self.views())
-
-    def _with_caveat(self, views: Sequence[RankView]) -> list[str]:
-        from .views import report_lines
-
-        return [*report_lines(views, time_ns()), *([self.caveat] if self.caveat else [])]
-
     def doing(self, rank: int) -> list[str]:
-        """Return the operations that a rank had not finished when it was abandoned."""
+        """Return lines on the operations that a rank had not finished when it was abandoned; before, those of now."""
         own = [member.context.outstanding for member in self._members if member.context.rank == rank]
         return [line for outstanding in own for line in outstanding.doing or outstanding.lines()]
 
-    def waiting_for(self, ranks: Container[int]) -> str:
-        """Name the operation in which ranks wait for lost ones; "" if none do."""
+    def waiting_operation(self, ranks: Container[int]) -> str:
+        """Return a clause such as "rank 0 waited for it in barrier #3 ...", or "" if no rank waits for `ranks`.
+
+        Args:
+            ranks: World ranks that are lost.
+        """
         for context in (member.context for member in self._members):
-            if operation := context.outstanding.waiting_for(ranks):
+            if operation := context.outstanding.waiting_operation(ranks):
                 step = "" if context.step is None else f" in step {context.step}"
                 return f"rank {context.rank} waited for it in {operation}{step}"
         return ""
 
-    def steps(self) -> str:
-        """Return the steps of the ranks as text, such as " in step 3"; "" without steps."""
+    def steps_text(self) -> str:
+        """Return the steps of the ranks as text, such as " in step 3", or "" without steps."""
         steps = sorted({member.context.step for member in self._members if member.context.step is not None})
         if not steps:
             return ""
         return f" in step {steps[0]}" if len(steps) == 1 else f" in steps {steps[0]}-{steps[-1]}"
 
-    def kept(self) -> str:
-        """Return the saved step of the ranks as text, such as "; step 40 is saved"; "" if none is."""
-        steps = [member.context.kept_step for member in self._members if member.context.kept_step is not None]
+    def saved_step_text(self) -> str:
+        """Return the newest saved step as text, such as "; step 40 is saved", or "" if none is saved."""
+        steps = [member.context.saved_step for member in self._members if member.context.saved_step is not None]
         return f"; step {max(steps)} is saved" if steps else ""
 
     def tasks(self) -> list[str]:
-        """Name the tasks of each rank, with the file and line of the program where they are."""
+        """Return lines with the tree of each rank's tasks, and the line of the program at which each task is."""
         lines: list[str] = []
         for context in (member.context for member in self._members):
             if context.nursery is not None:
@@ -205,11 +212,13 @@ def world_watch(
     others: ControlPlane | None,
     give_up: Callable[[float], None],
 ) -> LoopWatch:
-    """Return the watch for stalls and for a busy loop, for the length of a ``with`` in the loop's thread.
+    """Return the watch for stalls and for a busy loop. It watches while a ``with`` block runs in the loop's thread.
 
     Args:
-        token: Token of their loop.
-        limits: Limits of the time until a report, and until the end.
+        members: The ranks of this process.
+        token: Token of the event loop.
+        limits: Time without progress until a report, and until the end of the world.
+        others: The other processes; None if there are none.
         give_up: Ends the world; takes the number of seconds without progress.
     """
     ranks = {member.context.rank: member for member in members}
@@ -219,6 +228,7 @@ def world_watch(
         get_ident(),
         look=watch.look,
         period_s=watch.period_s,
+        runs_programs=any(member.context.program_line is None for member in members),
         tasks=lambda: {rank: member.task for rank, member in ranks.items() if member.task is not None},
         report=partial(_report_busy, others, alone=len(members) == 1),
         report_free=lambda busy: others.send_busy(busy.rank, "") if others else None,
@@ -227,7 +237,14 @@ def world_watch(
 
 
 def _report_busy(others: ControlPlane | None, busy: BusyLoop, seconds: float, *, alone: bool) -> None:
-    """Notify the user and the other processes of the rank that blocks the event loop; in the thread of the watch."""
+    """Report the rank that keeps the event loop to the user and the other processes. The watch's thread calls this.
+
+    Args:
+        others: The other processes; None if there are none.
+        busy: The rank and its line.
+        seconds: Time for which the rank has kept the loop.
+        alone: Whether the rank is the only one of this process.
+    """
     waiting = "nothing else of it goes on" if alone else "the other ranks of this process wait"
     notify(
         f"rank {busy.rank} has kept the event loop busy for {format_s(seconds)} at {busy.place}; {waiting}; "
@@ -239,7 +256,13 @@ def _report_busy(others: ControlPlane | None, busy: BusyLoop, seconds: float, *,
 
 
 def _record_busy(members: Mapping[int, LocalRank], busy: BusyLoop, now_ns: int) -> None:
-    """Record that a rank has kept the loop: on its lane "program", on the lane "loop" of all others."""
+    """Record a span for a rank that has kept the loop: in its lane "program", and in the lane "loop" of the others.
+
+    Args:
+        members: The ranks of this process, by world rank.
+        busy: The rank, its line, and the start of the span.
+        now_ns: End of the span.
+    """
     for rank, member in members.items():
         lane = "program" if rank == busy.rank else "loop"
         member.context.record(("program", lane, busy.place, busy.since_ns, now_ns, None))

@@ -1,11 +1,11 @@
 """Watch for stalls: reports that nothing moves and which rank the others wait for, and ends hopeless worlds.
 
-It compares the last span and the number of unfinished operations of each rank a few times before a stall is old enough
-for a report. Operations do no work for it.
+At each look the watch compares the last span and the number of unfinished operations of each rank with those of the
+look before. So operations do no work for it.
 
-Only certain deadlocks are ended after 300 s: a rank may wait for a program that hangs, or for one that writes a
-checkpoint for six minutes. These look alike, and no healthy run may be ended. Ranks that can never go on, whatever the
-others do (`waits.judge`), while no task of theirs waits for anything else, cannot be healthy.
+Only certain deadlocks are ended, after 300 s. In any other stall a rank may wait for a program that hangs, or for one
+that writes a checkpoint for six minutes: these look alike, and no healthy run may be ended. A deadlock is certain if
+ranks can never go on, whatever the others do (`waits.judge`), and no task of these ranks waits for anything else.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ _MOST_PATIENT = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallLimits:
-    """Limits of the time in which a world makes no progress; each process counts its own time (`transports.delays`)."""
+    """Limits of the time without progress. Each process counts its own time (`transports.delays`)."""
 
     report_s: float = STALL_S  # Time until a report on waiting ranks
-    give_up_s: float | None = None  # Time until the world is ended; None: `HOPELESS_S`, and only if it can never go on
+    give_up_s: float | None = None  # Time until the world is ended; None: `HOPELESS_S`, and only for certain deadlocks
 
 
 class StallWatch:
-    """Watches the ranks of one process.
+    """Watches the ranks of one process for stalls; `look` is called again and again.
 
     Args:
+        ranks: The ranks of this process, by world rank.
         limits: Limits of the time without progress.
         give_up: Ends the world; takes the number of seconds without progress.
         size: Number of ranks of the world.
@@ -62,14 +63,14 @@ class StallWatch:
         size: int,
     ) -> None:
         self._ranks, self._limits, self._others, self._give_up, self._size = ranks, limits, others, give_up, size
-        self._marks: dict[int, tuple[object, int]] = {}
-        self._since: dict[int, Instant] = {}  # first look at each mark
-        # numbers and absent ranks of the operations of quiet ranks, as the other processes know them
+        self._marks: dict[int, tuple[object, int]] = {}  # `progress_mark` of each rank at the last look
+        self._since: dict[int, Instant] = {}  # first look at which each rank had that mark
+        # For each quiet rank, (number, absent ranks) of its operations, as last sent to the other processes.
         self._sent: dict[int, list[tuple[int, tuple[int, ...] | None]]] = {}
-        self._began: Instant | None = None  # first look at the present stall, which is `report_s` old by then
-        self._certain_since: Instant | None = None  # first look since which none of the ranks can ever go on
+        self._began: Instant | None = None  # first look at the present stall, which had lasted for `report_s` by then
+        self._certain_since: Instant | None = None  # first look since which the deadlock is certain
         self._reported = False  # whether the present stall was reported
-        self._patience_s = limits.report_s
+        self._patience_s = limits.report_s  # time without progress until the next report
 
     @property
     def period_s(self) -> float:
@@ -77,7 +78,7 @@ class StallWatch:
         return min(1.0, self._limits.report_s / 10)
 
     def look(self) -> None:
-        """Look once; the loop's thread only."""
+        """Look for ranks without progress, and report or end a stall. Only the loop's thread may call this."""
         now = Instant.now(perf_counter_ns)
         quiet = [rank for rank, watched in self._ranks.items() if self._is_quiet(rank, watched, now)]
         if not quiet and not self._sent and self._began is None and self._others is None:
@@ -93,19 +94,33 @@ class StallWatch:
             views = {**self._others.quiet(), **views}
         from .views import find_stall
 
-        self._update_stall(find_stall(views, self._size), views, now)
+        self._report_or_end_stall(find_stall(views, self._size), views, now)
 
     def _is_quiet(self, rank: int, watched: LocalRank, now: Instant) -> bool:
-        """Whether a rank has made no progress for so long that the watch counts it as waiting."""
-        mark, last = watched.mark(), self._marks.get(rank)
+        """Whether a rank has made no progress for `report_s`, so that it counts as quiet.
+
+        Args:
+            rank: World rank.
+            watched: The rank, whose progress is compared with that at the last look.
+            now: Instant of this look.
+        """
+        mark, last = watched.progress_mark(), self._marks.get(rank)
         if last is None or last[0] is not mark[0] or last[1] != mark[1]:
             self._marks[rank], self._since[rank] = mark, now
         # If an error is known that no task awaited, a waiting rank counts as quiet sooner.
         quiet_s = 2 * self.period_s if watched.has_unseen_error else self._limits.report_s
         return now.since(self._since[rank]) >= quiet_s
 
-    def _update_stall(self, stall: WaitVerdict | None, views: Mapping[int, RankView], now: Instant) -> None:
-        """Report a stall that lasts, and end the world at its limit; None ends the stall."""
+    def _report_or_end_stall(self, stall: WaitVerdict | None, views: Mapping[int, RankView], now: Instant) -> None:
+        """Report a stall that lasts, and end the world at the time limit.
+
+        The world ends at once if no rank can ever go on, because of errors that nobody awaits.
+
+        Args:
+            stall: The stall at this look; None: there is none any more.
+            views: Views of the ranks without progress, of all processes.
+            now: Instant of this look.
+        """
         if stall is None:
             self._end_stall(now)
             return
@@ -115,23 +130,26 @@ class StallWatch:
         if stall.is_certain and errors:  # none of them can go on, because of these errors
             self._give_up(2 * self.period_s)
             return
+        # `_began`: since when there is a stall. `_certain_since`: since when no rank can ever go on. `quiet_s`: how
+        # long no rank has made progress. `_patience_s`: how long that may last until the next report, which doubles it.
         self._began = self._began or now
-        # at one look a thread may be about to issue an operation: it counts how long none could
+        # a thread may be about to issue an operation at one look: the deadlock must be certain for a time
         self._certain_since = (self._certain_since or now) if stall.is_certain else None
         quiet_s = self._limits.report_s + now.since(self._began)
-        limit_s = self._limits.give_up_s or (HOPELESS_S if stall.is_certain else None)
-        since = self._began if self._limits.give_up_s or self._certain_since is None else self._certain_since
-        delay_s = 2 * self.period_s if self._others is not None else 0.0  # for the reports of other processes
+        limit_s, limited_since = self._limits.give_up_s, self._began
+        if limit_s is None and self._certain_since is not None:
+            limit_s, limited_since = HOPELESS_S, self._certain_since
+        delay_s = 2 * self.period_s if self._others is not None else 0.0  # until reports of other processes are here
         if not self._reported and quiet_s >= self._patience_s + delay_s:
             self._reported = True
             head = f"no progress for {self._patience_s:g} s: {sentence}"
             self._patience_s = min(2 * self._patience_s, _MOST_PATIENT * self._limits.report_s)
             notify("\n  ".join([head, *errors, *table, _describe_end_of_stall(limit_s)]))
-        if limit_s is not None and self._limits.report_s + now.since(since) >= limit_s:
+        if limit_s is not None and self._limits.report_s + now.since(limited_since) >= limit_s:
             self._give_up(limit_s)
 
     def _end_stall(self, now: Instant) -> None:
-        """End a stall, with a notice if it was reported."""
+        """Record that there is no stall any more; print a notice if the last one was reported."""
         if self._reported and self._began is not None:
             quiet_s = self._limits.report_s + now.since(self._began)
             notify(f"goes on, after {quiet_s:.0f} s without progress")
@@ -139,7 +157,7 @@ class StallWatch:
 
 
 def _describe_end_of_stall(limit_s: float | None) -> str:
-    """Return the end that a stall will come to, in words."""
+    """Return the last line of a report on a stall: when the run will be ended, or how to end it."""
     if limit_s is None:
         return "the run waits on; Ctrl-C ends it, as --stall-timeout SECONDS would"
     return f"the run is given up when that has lasted {limit_s:g} s (--stall-timeout)"

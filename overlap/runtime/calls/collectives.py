@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from ..outstanding import CallSite
     from ..stream import Stream
     from .shapes import (
+        AlgorithmOptions,
+        AllGatherOptions,
+        AllReduceOptions,
+        ArrayOf,
         Arrays,
-        Chosen,
-        CountsExact,
-        CountsShared,
-        Exact,
-        ExactShared,
+        BroadcastOptions,
+        ExactOptions,
         Input,
         Memory,
         Numbers,
-        Of,
         Op,
         Out,
         Output,
+        ReduceScatterOptions,
         Rows,
         S,
-        Shared,
         SingleInput,
         V,
     )
@@ -43,38 +43,41 @@ if TYPE_CHECKING:
 
 @hide_class_name
 class CollectiveCalls(Issues):
-    """Operations that combine the arrays of all ranks, or copy those of all ranks or of a root to others."""
+    """Operations that combine the arrays of all ranks, or copy those of all ranks or of a root to others.
+
+    Each method returns the future of its result at once. `GroupCalls` describes the arguments that all methods share.
+    """
 
     # -- reductions ----------------------------------------------------------------------------------------------------
 
     @overload
     def all_reduce(
-        self, x: Of[S], op: Op = ..., out: None = ..., **options: Unpack[ExactShared]
+        self, x: ArrayOf[S], op: Op = ..., out: None = ..., **options: Unpack[AllReduceOptions]
     ) -> CollectiveFuture[NDArray[S]]: ...
 
     @overload
     def all_reduce(
-        self, x: Numbers | Memory, op: Op = ..., out: None = ..., **options: Unpack[ExactShared]
+        self, x: Numbers | Memory, op: Op = ..., out: None = ..., **options: Unpack[AllReduceOptions]
     ) -> CollectiveFuture[Array]: ...
 
     @overload
     def all_reduce(
-        self, x: Mapping[str, Future[V]], op: Op = ..., out: None = ..., **options: Unpack[Exact]
+        self, x: Mapping[str, Future[V]], op: Op = ..., out: None = ..., **options: Unpack[ExactOptions]
     ) -> CollectiveFuture[dict[str, V]]: ...
 
     @overload
     def all_reduce(
-        self, x: Sequence[Future[V]], op: Op = ..., out: None = ..., **options: Unpack[Exact]
+        self, x: Sequence[Future[V]], op: Op = ..., out: None = ..., **options: Unpack[ExactOptions]
     ) -> CollectiveFuture[Sequence[V]]: ...
 
     @overload
     def all_reduce(
-        self, x: Arrays | Future[Arrays], op: Op = ..., out: None = ..., **options: Unpack[Exact]
+        self, x: Arrays | Future[Arrays], op: Op = ..., out: None = ..., **options: Unpack[ExactOptions]
     ) -> CollectiveFuture[Arrays]: ...
 
     @overload
     def all_reduce(
-        self, x: SingleInput, op: Op = ..., out: Out | None = ..., **options: Unpack[ExactShared]
+        self, x: SingleInput, op: Op = ..., out: Out | None = ..., **options: Unpack[AllReduceOptions]
     ) -> CollectiveFuture[Out]: ...
 
     def all_reduce(
@@ -102,52 +105,54 @@ class CollectiveCalls(Issues):
         ======  ==========  =========
 
         Args:
-            x: Any shape, the same on all ranks.
-            op: A name in `overlap.OPS`: "sum", "mean", "max", "min", "prod", or of integers and bool "band", "bor",
+            x: Array of any shape, the same shape on all ranks.
+            op: A name in `overlap.OPS`: "sum", "mean", "max", "min", "prod"; for integers and bool also "band", "bor",
                 "bxor". The mean of integers is truncated towards zero.
             out: Array for the result, of the shape and dtype of `x`; `out=x` is in place.
-            exact: Reduce every element in the order of ranks, ((x0 + x1) + x2) + ..., whatever algorithm, placement and
-                place in the array: the same bits for any buckets, in one process, over wires and in virtual time (but
-                for the bits of a NaN).
+            exact: Whether to reduce every element in the order of ranks, ((x0 + x1) + x2) + ... Then the bits of a
+                result do not depend on the algorithm, the placement of ranks, or the position in the array: they are
+                the same for any buckets, in one process, over wires and in virtual time (except the bits of a NaN).
             shared: Return a read-only array that ranks of one host share; see `GroupCalls`.
 
+        Other arguments, and errors: see `GroupCalls`.
+
         Cost: in one process, each input is read and each output written once. As a ring over p ranks, 2(p-1) steps and
-        2(p-1)/p of the array sent by each rank. With `exact` nothing more in one process; over wires each rank sends
-        the same bytes, but to all others, in two steps, and needs memory for another array; or, where that is cheaper,
-        sums go through all ranks in a chain. `overlap plan --exact` prints the price on a machine.
+        2(p-1)/p of the array sent by each rank. With `exact`, the same in one process. Over wires each rank then sends
+        as many bytes, but to all other ranks, in two steps, and needs memory for another array; or, if that is cheaper,
+        sums travel through all ranks in a chain. `overlap plan --exact` prints the price on a machine.
         """
         return self._ports.issue(
-            ALL_REDUCE, x, out, stream, priority, name, timeout_s, call_site, algorithm, op, 0, exact, shared=shared
+            ALL_REDUCE, x, out, stream, priority, name, timeout_s, call_site, algorithm, op, exact=exact, shared=shared
         )
 
     @overload
     def reduce_scatter(
-        self, x: Of[S], op: Op = ..., out: None = ..., **options: Unpack[CountsExact]
+        self, x: ArrayOf[S], op: Op = ..., out: None = ..., **options: Unpack[ReduceScatterOptions]
     ) -> CollectiveFuture[NDArray[S]]: ...
 
     @overload
     def reduce_scatter(
-        self, x: Numbers | Memory, op: Op = ..., out: None = ..., **options: Unpack[CountsExact]
+        self, x: Numbers | Memory, op: Op = ..., out: None = ..., **options: Unpack[ReduceScatterOptions]
     ) -> CollectiveFuture[Array]: ...
 
     @overload
     def reduce_scatter(
-        self, x: Mapping[str, Future[V]], op: Op = ..., out: None = ..., **options: Unpack[Exact]
+        self, x: Mapping[str, Future[V]], op: Op = ..., out: None = ..., **options: Unpack[ExactOptions]
     ) -> CollectiveFuture[dict[str, V]]: ...
 
     @overload
     def reduce_scatter(
-        self, x: Sequence[Future[V]], op: Op = ..., out: None = ..., **options: Unpack[Exact]
+        self, x: Sequence[Future[V]], op: Op = ..., out: None = ..., **options: Unpack[ExactOptions]
     ) -> CollectiveFuture[Sequence[V]]: ...
 
     @overload
     def reduce_scatter(
-        self, x: Arrays | Future[Arrays], op: Op = ..., out: None = ..., **options: Unpack[Exact]
+        self, x: Arrays | Future[Arrays], op: Op = ..., out: None = ..., **options: Unpack[ExactOptions]
     ) -> CollectiveFuture[Arrays]: ...
 
     @overload
     def reduce_scatter(
-        self, x: SingleInput, op: Op = ..., out: Out | None = ..., **options: Unpack[CountsExact]
+        self, x: SingleInput, op: Op = ..., out: Out | None = ..., **options: Unpack[ReduceScatterOptions]
     ) -> CollectiveFuture[Out]: ...
 
     def reduce_scatter(
@@ -165,7 +170,7 @@ class CollectiveCalls(Issues):
         timeout_s: float | None = None,
         call_site: CallSite | None = None,
     ) -> CollectiveFuture[object]:
-        """Combine the arrays of all ranks, with block r of the result on rank r.
+        """Combine the arrays of all ranks element by element; rank r gets block r of the result, along axis 0.
 
         ======  ==========  =====
         rank    before      after
@@ -184,47 +189,67 @@ class CollectiveCalls(Issues):
         ======  =================  ===========
 
         Args:
-            x: Axis 0 divisible by the size of the group; with `counts`, `sum(counts)` rows.
+            x: Array whose axis 0 is divisible by the size of the group; with `counts`, it has `sum(counts)` rows.
             op: As for `all_reduce`.
-            out: Shape `(x.shape[0] // size, *x.shape[1:])`, or `(counts[rank], *x.shape[1:])`; may not overlap `x`.
-            counts: Rows of every rank's block, from 0, the same list on all ranks; equal numbers by default.
-            exact: As for `all_reduce`, at the same cost: one step, the same bytes, and memory for another array.
+            out: Array for the result, of shape `(x.shape[0] // size, *x.shape[1:])`; with `counts`,
+                `(counts[rank], *x.shape[1:])`. May not overlap `x`.
+            counts: Number of rows of each rank's block, 0 or more, the same list on all ranks. By default all blocks
+                have equally many rows.
+            exact: As for `all_reduce`. Cost over wires: one step, the same bytes, and memory for another array.
 
-        Cost as a ring over p ranks: p-1 steps, (p-1)/p of the array sent by each rank. Blocks that differ are sent by
-        the same algorithms without padding; a step of a ring takes as long as its largest block.
+        Other arguments, and errors: see `GroupCalls`.
+
+        Cost as a ring over p ranks: p-1 steps, (p-1)/p of the array sent by each rank. Blocks of different sizes are
+        sent by the same algorithms, without padding; a step of a ring takes as long as its largest block.
         """
         return self._ports.issue(
-            REDUCE_SCATTER, x, out, stream, priority, name, timeout_s, call_site, algorithm, op, 0, exact, counts=counts
-        )
+            REDUCE_SCATTER, x, out, stream, priority, name, timeout_s, call_site, algorithm, op, exact=exact,
+            counts=counts,
+        )  # fmt: skip
 
     @overload
     def reduce(
-        self, x: Of[S], root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: ArrayOf[S], root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[NDArray[S] | None]: ...
 
     @overload
     def reduce(
-        self, x: Numbers | Memory, root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: Numbers | Memory, root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[Array | None]: ...
 
     @overload
     def reduce(
-        self, x: Mapping[str, Future[V]], root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[Chosen]
+        self,
+        x: Mapping[str, Future[V]],
+        root: int = ...,
+        op: Op = ...,
+        out: None = ...,
+        **options: Unpack[AlgorithmOptions],
     ) -> CollectiveFuture[dict[str, V] | None]: ...
 
     @overload
     def reduce(
-        self, x: Sequence[Future[V]], root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[Chosen]
+        self,
+        x: Sequence[Future[V]],
+        root: int = ...,
+        op: Op = ...,
+        out: None = ...,
+        **options: Unpack[AlgorithmOptions],
     ) -> CollectiveFuture[Sequence[V] | None]: ...
 
     @overload
     def reduce(
-        self, x: Arrays | Future[Arrays], root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[Chosen]
+        self,
+        x: Arrays | Future[Arrays],
+        root: int = ...,
+        op: Op = ...,
+        out: None = ...,
+        **options: Unpack[AlgorithmOptions],
     ) -> CollectiveFuture[Arrays | None]: ...
 
     @overload
     def reduce(
-        self, x: SingleInput, root: int = ..., op: Op = ..., out: Out | None = ..., **options: Unpack[Chosen]
+        self, x: SingleInput, root: int = ..., op: Op = ..., out: Out | None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[Out | None]: ...
 
     def reduce(
@@ -241,7 +266,7 @@ class CollectiveCalls(Issues):
         timeout_s: float | None = None,
         call_site: CallSite | None = None,
     ) -> CollectiveFuture[object]:
-        """Combine the arrays of all ranks on the root; the others get None.
+        """Combine the arrays of all ranks element by element on the root; the other ranks get None.
 
         ======  ==========  =========
         rank    before      after
@@ -251,10 +276,12 @@ class CollectiveCalls(Issues):
         ======  ==========  =========
 
         Args:
-            x: Any shape, the same on all ranks.
+            x: Array of any shape, the same shape on all ranks.
             root: Group rank that gets the result.
             op: As for `all_reduce`.
-            out: On the root, where to put the result; `out=x` is in place.
+            out: On the root, array for the result, of the shape and dtype of `x`; `out=x` is in place.
+
+        Other arguments, and errors: see `GroupCalls`.
         """
         return self._ports.issue(REDUCE, x, out, stream, priority, name, timeout_s, call_site, algorithm, op, root)
 
@@ -262,32 +289,32 @@ class CollectiveCalls(Issues):
 
     @overload
     def all_gather(
-        self, x: Of[S], out: None = ..., **options: Unpack[CountsShared]
+        self, x: ArrayOf[S], out: None = ..., **options: Unpack[AllGatherOptions]
     ) -> CollectiveFuture[NDArray[S]]: ...
 
     @overload
     def all_gather(
-        self, x: Numbers | Memory, out: None = ..., **options: Unpack[CountsShared]
+        self, x: Numbers | Memory, out: None = ..., **options: Unpack[AllGatherOptions]
     ) -> CollectiveFuture[Array]: ...
 
     @overload
     def all_gather(
-        self, x: Mapping[str, Future[V]], out: None = ..., **options: Unpack[Chosen]
+        self, x: Mapping[str, Future[V]], out: None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[dict[str, V]]: ...
 
     @overload
     def all_gather(
-        self, x: Sequence[Future[V]], out: None = ..., **options: Unpack[Chosen]
+        self, x: Sequence[Future[V]], out: None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[Sequence[V]]: ...
 
     @overload
     def all_gather(
-        self, x: Arrays | Future[Arrays], out: None = ..., **options: Unpack[Chosen]
+        self, x: Arrays | Future[Arrays], out: None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[Arrays]: ...
 
     @overload
     def all_gather(
-        self, x: SingleInput, out: Out | None = ..., **options: Unpack[CountsShared]
+        self, x: SingleInput, out: Out | None = ..., **options: Unpack[AllGatherOptions]
     ) -> CollectiveFuture[Out]: ...
 
     def all_gather(
@@ -323,13 +350,16 @@ class CollectiveCalls(Issues):
         ======  ==========  ============
 
         Args:
-            x: At least one axis; the same shape on all ranks, but for axis 0 with `counts`.
-            out: Shape `(x.shape[0] * size, *x.shape[1:])`, or `(sum(counts), *x.shape[1:])`; `x` may be this rank's own
-                block of it.
-            counts: Rows of every rank's `x`, from 0, the same list on all ranks; equal numbers by default.
+            x: Array with at least one axis, the same shape on all ranks; with `counts`, it has `counts[rank]` rows.
+            out: Array for the result, of shape `(x.shape[0] * size, *x.shape[1:])`; with `counts`,
+                `(sum(counts), *x.shape[1:])`. `x` may be this rank's own block of `out`.
+            counts: Number of rows of each rank's `x`, 0 or more, the same list on all ranks. By default all have the
+                same number.
             shared: Return a read-only array that ranks of one host share; see `GroupCalls`.
 
-        Cost as a ring over p ranks: p-1 steps, p-1 blocks sent by each rank. Blocks that differ are sent as in
+        Other arguments, and errors: see `GroupCalls`.
+
+        Cost as a ring over p ranks: p-1 steps, p-1 blocks sent by each rank. Blocks of different sizes: see
         `reduce_scatter`.
         """
         return self._ports.issue(
@@ -338,32 +368,32 @@ class CollectiveCalls(Issues):
 
     @overload
     def gather(
-        self, x: Of[S], root: int = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: ArrayOf[S], root: int = ..., out: None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[NDArray[S] | None]: ...
 
     @overload
     def gather(
-        self, x: Numbers | Memory, root: int = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: Numbers | Memory, root: int = ..., out: None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[Array | None]: ...
 
     @overload
     def gather(
-        self, x: Mapping[str, Future[V]], root: int = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: Mapping[str, Future[V]], root: int = ..., out: None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[dict[str, V] | None]: ...
 
     @overload
     def gather(
-        self, x: Sequence[Future[V]], root: int = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: Sequence[Future[V]], root: int = ..., out: None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[Sequence[V] | None]: ...
 
     @overload
     def gather(
-        self, x: Arrays | Future[Arrays], root: int = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: Arrays | Future[Arrays], root: int = ..., out: None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[Arrays | None]: ...
 
     @overload
     def gather(
-        self, x: SingleInput, root: int = ..., out: Out | None = ..., **options: Unpack[Chosen]
+        self, x: SingleInput, root: int = ..., out: Out | None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[Out | None]: ...
 
     def gather(
@@ -379,7 +409,7 @@ class CollectiveCalls(Issues):
         timeout_s: float | None = None,
         call_site: CallSite | None = None,
     ) -> CollectiveFuture[object]:
-        """Join the arrays of all ranks along axis 0 on the root; the others get None.
+        """Join the arrays of all ranks along axis 0, in rank order, on the root; the other ranks get None.
 
         ======  ==========  =================
         rank    before      after
@@ -389,40 +419,42 @@ class CollectiveCalls(Issues):
         ======  ==========  =================
 
         Args:
-            x: At least one axis; the same shape on all ranks.
+            x: Array with at least one axis, the same shape on all ranks.
             root: Group rank that gets the result.
-            out: On the root, shape `(x.shape[0] * size, *x.shape[1:])`.
+            out: On the root, array for the result, of shape `(x.shape[0] * size, *x.shape[1:])`.
+
+        Other arguments, and errors: see `GroupCalls`.
         """
-        return self._ports.issue(GATHER, x, out, stream, priority, name, timeout_s, call_site, algorithm, None, root)
+        return self._ports.issue(GATHER, x, out, stream, priority, name, timeout_s, call_site, algorithm, root=root)
 
     @overload
     def broadcast(
-        self, x: Of[S] | None, root: int = ..., out: None = ..., **options: Unpack[Shared]
+        self, x: ArrayOf[S] | None, root: int = ..., out: None = ..., **options: Unpack[BroadcastOptions]
     ) -> CollectiveFuture[NDArray[S]]: ...
 
     @overload
     def broadcast(
-        self, x: Numbers | Memory | None, root: int = ..., out: None = ..., **options: Unpack[Shared]
+        self, x: Numbers | Memory | None, root: int = ..., out: None = ..., **options: Unpack[BroadcastOptions]
     ) -> CollectiveFuture[Array]: ...
 
     @overload
     def broadcast(
-        self, x: Mapping[str, Future[V]] | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: Mapping[str, Future[V]] | None, root: int = ..., out: None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[dict[str, V]]: ...
 
     @overload
     def broadcast(
-        self, x: Sequence[Future[V]] | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: Sequence[Future[V]] | None, root: int = ..., out: None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[Sequence[V]]: ...
 
     @overload
     def broadcast(
-        self, x: Arrays | Future[Arrays] | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: Arrays | Future[Arrays] | None, root: int = ..., out: None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[Arrays]: ...
 
     @overload
     def broadcast(
-        self, x: SingleInput | None, root: int = ..., out: Out | None = ..., **options: Unpack[Shared]
+        self, x: SingleInput | None, root: int = ..., out: Out | None = ..., **options: Unpack[BroadcastOptions]
     ) -> CollectiveFuture[Out]: ...
 
     def broadcast(
@@ -449,43 +481,46 @@ class CollectiveCalls(Issues):
         ======  ==========  =========
 
         Args:
-            x: On the root, the array. Elsewhere an array of the same shape and dtype, which is only compared, or None.
+            x: On the root, the array. On other ranks None, or an array whose shape and dtype are compared with the
+                root's.
             root: Group rank of the sender.
-            out: Array for the result; `out=x` is in place.
+            out: Array for the result, of the shape and dtype of the root's `x`; `out=x` is in place.
             shared: Return a read-only array that ranks of one host share; see `GroupCalls`.
+
+        Other arguments, and errors: see `GroupCalls`.
         """
         return self._ports.issue(
-            BROADCAST, x, out, stream, priority, name, timeout_s, call_site, algorithm, None, root, shared=shared
+            BROADCAST, x, out, stream, priority, name, timeout_s, call_site, algorithm, root=root, shared=shared
         )
 
     @overload
     def scatter(
-        self, x: Of[S] | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: ArrayOf[S] | None, root: int = ..., out: None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[NDArray[S]]: ...
 
     @overload
     def scatter(
-        self, x: Numbers | Memory | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: Numbers | Memory | None, root: int = ..., out: None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[Array]: ...
 
     @overload
     def scatter(
-        self, x: Mapping[str, Future[V]] | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: Mapping[str, Future[V]] | None, root: int = ..., out: None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[dict[str, V]]: ...
 
     @overload
     def scatter(
-        self, x: Sequence[Future[V]] | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: Sequence[Future[V]] | None, root: int = ..., out: None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[Sequence[V]]: ...
 
     @overload
     def scatter(
-        self, x: Arrays | Future[Arrays] | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
+        self, x: Arrays | Future[Arrays] | None, root: int = ..., out: None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[Arrays]: ...
 
     @overload
     def scatter(
-        self, x: SingleInput | None, root: int = ..., out: Out | None = ..., **options: Unpack[Chosen]
+        self, x: SingleInput | None, root: int = ..., out: Out | None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[Out]: ...
 
     def scatter(
@@ -501,7 +536,7 @@ class CollectiveCalls(Issues):
         timeout_s: float | None = None,
         call_site: CallSite | None = None,
     ) -> CollectiveFuture[object]:
-        """Give rank i block i of the root's array.
+        """Give rank i block i of the root's array, along axis 0.
 
         ======  ==========  =====
         rank    before      after
@@ -511,9 +546,11 @@ class CollectiveCalls(Issues):
         ======  ==========  =====
 
         Args:
-            x: On the root, an array with axis 0 divisible by the size of the group. Elsewhere None, or an array of that
-                shape, which is only compared.
+            x: On the root, an array whose axis 0 is divisible by the size of the group. On other ranks None, or an
+                array whose shape and dtype are compared with the root's.
             root: Group rank of the sender.
-            out: Shape `(x.shape[0] // size, *x.shape[1:])`.
+            out: Array for the result, of shape `(x.shape[0] // size, *x.shape[1:])`.
+
+        Other arguments, and errors: see `GroupCalls`.
         """
-        return self._ports.issue(SCATTER, x, out, stream, priority, name, timeout_s, call_site, algorithm, None, root)
+        return self._ports.issue(SCATTER, x, out, stream, priority, name, timeout_s, call_site, algorithm, root=root)

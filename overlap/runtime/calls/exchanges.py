@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from ..outstanding import CallSite
     from ..stream import Stream
     from .shapes import (
+        AlgorithmOptions,
+        AllToAllOptions,
+        ArrayOf,
         Arrays,
-        Chosen,
-        Counts,
         DTypeOf,
         Input,
         Like,
         Memory,
         Numbers,
-        Of,
         Options,
         Out,
         Output,
@@ -43,33 +43,40 @@ if TYPE_CHECKING:
 
 @hide_class_name
 class Exchanges(Issues):
-    """Operations between pairs of ranks, and the barrier."""
+    """Operations between pairs of ranks, and the barrier.
 
-    @overload
-    def all_to_all(self, x: Of[S], out: None = ..., **options: Unpack[Counts]) -> CollectiveFuture[NDArray[S]]: ...
+    Each method returns the future of its result at once. `GroupCalls` describes the arguments that all methods share.
+    """
 
     @overload
     def all_to_all(
-        self, x: Numbers | Memory, out: None = ..., **options: Unpack[Counts]
+        self, x: ArrayOf[S], out: None = ..., **options: Unpack[AllToAllOptions]
+    ) -> CollectiveFuture[NDArray[S]]: ...
+
+    @overload
+    def all_to_all(
+        self, x: Numbers | Memory, out: None = ..., **options: Unpack[AllToAllOptions]
     ) -> CollectiveFuture[Array]: ...
 
     @overload
     def all_to_all(
-        self, x: Mapping[str, Future[V]], out: None = ..., **options: Unpack[Chosen]
+        self, x: Mapping[str, Future[V]], out: None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[dict[str, V]]: ...
 
     @overload
     def all_to_all(
-        self, x: Sequence[Future[V]], out: None = ..., **options: Unpack[Chosen]
+        self, x: Sequence[Future[V]], out: None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[Sequence[V]]: ...
 
     @overload
     def all_to_all(
-        self, x: Arrays | Future[Arrays], out: None = ..., **options: Unpack[Chosen]
+        self, x: Arrays | Future[Arrays], out: None = ..., **options: Unpack[AlgorithmOptions]
     ) -> CollectiveFuture[Arrays]: ...
 
     @overload
-    def all_to_all(self, x: SingleInput, out: Out | None = ..., **options: Unpack[Counts]) -> CollectiveFuture[Out]: ...
+    def all_to_all(
+        self, x: SingleInput, out: Out | None = ..., **options: Unpack[AllToAllOptions]
+    ) -> CollectiveFuture[Out]: ...
 
     def all_to_all(
         self,
@@ -103,11 +110,13 @@ class Exchanges(Issues):
         ======  ===========  =============
 
         Args:
-            x: Axis 0 divisible by the size of the group; with `counts`, of `sum(counts[rank])` rows.
-            out: The shape of `x`; with `counts`, of as many rows as column `rank` of them has together. May not overlap
-                `x`.
-            counts: Table of numbers of rows: `counts[i][j]` of them go from rank i to rank j; the same table on all
-                ranks. Equal numbers by default.
+            x: Array whose axis 0 is divisible by the size of the group; with `counts`, it has `sum(counts[rank])` rows.
+            out: Array for the result, with the shape of `x`; with `counts`, its rows are the sum of column `rank` of
+                `counts`. May not overlap `x`.
+            counts: Table in which `counts[i][j]` is the number of rows from rank i to rank j, the same on all ranks.
+                By default all blocks have equally many rows.
+
+        Other arguments, and errors: see `GroupCalls`.
 
         Cost over p ranks: one step, (p-1)/p of the array sent by each rank.
         """
@@ -117,7 +126,7 @@ class Exchanges(Issues):
 
     @overload
     def permute(
-        self, x: Of[S], pairs: Sequence[tuple[int, int]], out: None = ..., **options: Unpack[Options]
+        self, x: ArrayOf[S], pairs: Sequence[tuple[int, int]], out: None = ..., **options: Unpack[Options]
     ) -> CollectiveFuture[NDArray[S]]: ...
 
     @overload
@@ -169,10 +178,12 @@ class Exchanges(Issues):
         ======  ==========  =========
 
         Args:
-            x: Any shape, the same on all ranks.
-            pairs: (source, destination) group ranks; each at most once as a source and once as a destination, the same
-                list on all ranks.
-            out: The shape of `x`; may not overlap it.
+            x: Array of any shape, the same shape on all ranks.
+            pairs: (source, destination) group ranks, the same list on all ranks. A rank may be a source once, and a
+                destination once.
+            out: Array for the result, with the shape of `x`; may not overlap `x`.
+
+        Other arguments, and errors: see `GroupCalls`.
         """
         return self._ports.issue(PERMUTE, x, out, stream, priority, name, timeout_s, call_site, pairs=pairs)
 
@@ -185,7 +196,12 @@ class Exchanges(Issues):
         timeout_s: float | None = None,
         call_site: CallSite | None = None,
     ) -> CollectiveFuture[None]:
-        """Wait until every rank has issued the barrier and finished all earlier operations of this stream's window."""
+        """Return a future that is done when every rank has issued the barrier and finished earlier operations.
+
+        Operations count that the rank issued before on the same stream and that are in the stream's window.
+
+        Arguments and errors: see `GroupCalls`.
+        """
         return self._ports.issue(BARRIER, None, None, stream, priority, name, timeout_s, call_site)
 
     def send(
@@ -200,13 +216,13 @@ class Exchanges(Issues):
         timeout_s: float | None = None,
         call_site: CallSite | None = None,
     ) -> CollectiveFuture[None]:
-        """Send an array or a tree of arrays to one rank; done when the array may be written again.
+        """Send an array or a tree of arrays to one rank. The future is done when the array may be written again.
 
-        That is sometimes before the receiver has issued its `recv`, and sometimes only after: two ranks that both await
-        a send to each other before they receive may wait for ever. Issue both, then await them.
+        That may be before or only after the receiver has issued its `recv`. So two ranks that each await a send to the
+        other before they receive may wait for ever: issue the send and the receive, then await both.
 
-        Matched with `recv` by (source, destination, tag), first come first served. Point-to-point operations do not
-        take room in the stream's window, so their order across peers and tags does not matter.
+        A send meets the `recv` with the same source, destination and tag; of several, the oldest. Sends and receives do
+        not count in the stream's window, so their order across peers and tags does not matter.
 
         Example:
             rank.send({"w": w, "b": b}, dst=1)
@@ -215,13 +231,15 @@ class Exchanges(Issues):
             x: An array of any shape; or a dict, list or tuple of arrays, at any depth, which is copied at the call; or
                 a future of either. Leaves may be futures.
             dst: Group rank of the receiver.
-            tag: From 0 to 2**24 - 1.
+            tag: Number that the `recv` must have, too, from 0 to 2**24 - 1.
+
+        Other arguments, and errors: see `GroupCalls`.
 
         Returns:
             A future of None.
 
         Raises:
-            UsageError: At the call (for a future, at the await): such an `x`, `dst` or `tag` cannot be sent.
+            UsageError: At the call (for a future, at the await): `x`, `dst` or `tag` is invalid.
             CollectiveMismatchError: At the await: the receiver's `like` has another shape, dtype or form.
         """
         return self._messages.send(x, dst, tag, stream, priority, name, timeout_s, call_site)
@@ -251,7 +269,7 @@ class Exchanges(Issues):
         self, like: Arrays, src: int | None = ..., tag: int = ..., **options: Unpack[Options]
     ) -> CollectiveFuture[Arrays]: ...
 
-    # Any: only the sender knows whether an array or a tree comes, and `object` would make every caller cast.
+    # Any: only the sender knows whether it sends an array or a tree, and `object` would make every caller cast.
     @overload
     def recv(
         self, like: None = ..., src: int | None = ..., tag: int = ..., **options: Unpack[Options]
@@ -271,32 +289,35 @@ class Exchanges(Issues):
     ) -> CollectiveFuture[Any]:
         """Receive an array or a tree of arrays from one rank, or from any rank.
 
-        Without `like`, the receiver gets the sender's arrays in new memory. Each message has its
-        shape and dtype with it, so that costs no message.
+        Without `like`, the receiver gets the sender's arrays in new memory. This takes no further message, because each
+        message contains its shape and dtype.
 
-        With `src=None`, the message that was sent first is taken, of all ranks of the group; the future's `src` is its
-        sender. It goes to the oldest such receive of its tag, and must fit its `like`. Receives that name a rank go
-        before those that do not.
+        With `src=None`, the receive takes the oldest message of any rank of the group. The future's `src` is then the
+        sender. If several receives have this tag, a receive that names the sender gets the message first, then the
+        oldest receive with `src=None`. The message must fit the `like` of the receive that gets it.
 
-        A message of another process counts from its arrival here, by whatever wire; a message of this process from its
-        send, once the message before it has been received.
+        The age of a message from another process begins with its arrival here, over any wire. The age of a message of
+        this process begins with its send, or with the receive of the previous message on the same route if that is
+        later.
 
         Example:
             layer = await rank.recv(src=0)  # a dict, if rank 0 sent one
             w = await rank.recv(like=w, src=0)  # into an existing array
 
         Args:
-            like: A writable array, which is filled and returned, and belongs to the operation until then;
-                `(shape, dtype)` for a new array; a dict, list or tuple of either, at any depth; None for the shape and
-                dtype of the sender. A named tuple comes as a tuple unless `like` has one, as classes do not travel.
-            src: Group rank of the sender; None for any.
-            tag: From 0 to 2**24 - 1.
+            like: A writable array, which is filled and becomes the result; it belongs to the operation until then. Or
+                `(shape, dtype)` for a new array; or a dict, list or tuple of either, at any depth. None: as the sender
+                has it. Classes do not travel, so a named tuple arrives as a tuple unless `like` has one.
+            src: Group rank of the sender; None: any rank.
+            tag: Number that the `send` must have, too, from 0 to 2**24 - 1.
+
+        Other arguments, and errors: see `GroupCalls`.
 
         Returns:
             A future of the array or tree.
 
         Raises:
-            UsageError: At the call: such a `like`, `src` or `tag` cannot be received.
+            UsageError: At the call: `like`, `src` or `tag` is invalid.
             CollectiveMismatchError: At the await: the sender's array or tree has another shape, dtype or form.
             PeerFailedError: At the await: the sender failed.
         """

@@ -7,7 +7,7 @@ from ..port import Ports
 
 
 class Issues:
-    """Base class with the ports of a group, for collectives, and its messages."""
+    """Base class of call methods: `_ports` issues the collectives of a group, `_messages` the sends and receives."""
 
     _messages: Messages
     _ports: Ports

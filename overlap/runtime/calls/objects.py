@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 @hide_class_name
 class Objects(Issues):
-    """Operations on Python objects."""
+    """Operations on Python objects.
+
+    Each method returns the future of its result at once. `GroupCalls` describes the arguments that all methods share.
+    """
 
     def all_gather_object(
         self,
@@ -34,13 +37,15 @@ class Objects(Issues):
         """Give every rank the objects of all ranks, as a list in rank order.
 
         Args:
-            value: Any object that can be packed; it may differ in size between ranks.
-            pickle: Whether to pickle it; see `GroupCalls`.
+            value: This rank's object; see `GroupCalls` for the types that can travel. Sizes may differ between ranks.
+            pickle: Whether to send pickles; see `GroupCalls`.
+
+        Other arguments, and errors: see `GroupCalls`.
         """
-        from ..objects import gather  # and with it msgpack, which few programs need
+        from ..objects import gather_objects  # not at the top: loads msgpack, which few programs need
 
         name = "all_gather_object" if name is None else name
-        return gather(self._ports, ALL_GATHER, value, 0, pickle, stream, priority, name, timeout_s, call_site)
+        return gather_objects(self._ports, ALL_GATHER, value, 0, pickle, stream, priority, name, timeout_s, call_site)
 
     def gather_object(
         self,
@@ -54,17 +59,19 @@ class Objects(Issues):
         timeout_s: float | None = None,
         call_site: CallSite | None = None,
     ) -> Future[list[V] | None]:
-        """Give the root the objects of all ranks, as a list in rank order; the others get None.
+        """Give the root the objects of all ranks, as a list in rank order; the other ranks get None.
 
         Args:
-            value: Any object that can be packed.
-            root: Group rank that gets them.
-            pickle: Whether to pickle it; see `GroupCalls`.
+            value: This rank's object; see `GroupCalls` for the types that can travel.
+            root: Group rank that gets the objects.
+            pickle: Whether to send pickles; see `GroupCalls`.
+
+        Other arguments, and errors: see `GroupCalls`.
         """
-        from ..objects import gather
+        from ..objects import gather_objects
 
         name = "gather_object" if name is None else name
-        return gather(self._ports, GATHER, value, root, pickle, stream, priority, name, timeout_s, call_site)
+        return gather_objects(self._ports, GATHER, value, root, pickle, stream, priority, name, timeout_s, call_site)
 
     def broadcast_object(
         self,
@@ -81,14 +88,16 @@ class Objects(Issues):
         """Give every rank the root's object.
 
         Args:
-            value: On the root, any object that can be packed; ignored elsewhere.
+            value: On the root, the object; see `GroupCalls` for the types that can travel. Ignored on other ranks.
             root: Group rank of the sender.
-            pickle: Whether to pickle it; see `GroupCalls`.
+            pickle: Whether to send pickles; see `GroupCalls`.
+
+        Other arguments, and errors: see `GroupCalls`.
         """
-        from ..objects import give
+        from ..objects import send_objects
 
         name = "broadcast_object" if name is None else name
-        return give(self._ports, BROADCAST, value, root, pickle, stream, priority, name, timeout_s, call_site)
+        return send_objects(self._ports, BROADCAST, value, root, pickle, stream, priority, name, timeout_s, call_site)
 
     def scatter_object(
         self,
@@ -105,11 +114,13 @@ class Objects(Issues):
         """Give rank i object i of the root's list.
 
         Args:
-            values: On the root, as many objects as there are ranks; ignored elsewhere.
+            values: On the root, one object for each rank of the group, in rank order. Ignored on other ranks.
             root: Group rank of the sender.
-            pickle: Whether to pickle them; see `GroupCalls`.
+            pickle: Whether to send pickles; see `GroupCalls`.
+
+        Other arguments, and errors: see `GroupCalls`.
         """
-        from ..objects import give
+        from ..objects import send_objects
 
         name = "scatter_object" if name is None else name
-        return give(self._ports, SCATTER, values, root, pickle, stream, priority, name, timeout_s, call_site)
+        return send_objects(self._ports, SCATTER, values, root, pickle, stream, priority, name, timeout_s, call_site)

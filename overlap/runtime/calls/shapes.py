@@ -15,38 +15,38 @@ if TYPE_CHECKING:
     from ..outstanding import CallSite
     from ..stream import Stream
 
-    # The element type of an array, kept from argument to result; of None, any
+    # Element type of an array: the result has that of the argument.
     S = TypeVar("S", bound=np.generic, default=np.generic)
-    # A tree of arrays, and of its results
+    # Type of a tree of arrays: the result has that of the argument.
     Arrays = TypeVar("Arrays", bound="Tree")
-    # The `out` of a call, which is its result; without one, the result is an array
+    # Type of the argument `out`, which becomes the result; without `out`, the result is an array.
     Out = TypeVar("Out", bound="Output", default="Array")
-    # An object that travels to other ranks; or the values of a dict or sequence of futures
+    # Type of an object that travels to other ranks; or of the value of each future in a dict or sequence.
     V = TypeVar("V")
 
 Op: TypeAlias = Literal["sum", "mean", "max", "min", "prod", "band", "bor", "bxor"] | str
-"""A name in `overlap.OPS`. Editors offer the names that are always there; a program may add entries."""
+"""A name in `overlap.OPS`. Editors suggest the names in this list; a program may add others to `OPS`."""
 
 
 class SupportsArray(Protocol):
-    """An object that numpy can make an array of."""
+    """An object that numpy can convert to an array."""
 
     def __array__(self) -> NDArray[np.generic]:
-        """Return its array."""
+        """Return the object as an array."""
 
 
 class SupportsDLPack(Protocol):
     """An object that exports its memory by DLPack, such as a tensor of PyTorch."""
 
     def __dlpack__(self) -> object:
-        """Return a capsule of its memory."""
+        """Return a DLPack capsule of the object's memory."""
 
 
-Of: TypeAlias = "NDArray[S] | S | Future[NDArray[S]] | Future[S]"
-"""An array of known element type, or a future of one."""
+ArrayOf: TypeAlias = "NDArray[S] | S | Future[NDArray[S]] | Future[S]"
+"""An array with elements of type S, a single such element, or a future of either."""
 
 Numbers: TypeAlias = "complex | Sequence[Numbers] | Future[complex]"
-"""Plain numbers, which numpy makes an array of; for type checkers, `complex` includes the other types."""
+"""Numbers of Python, which numpy converts to an array. For type checkers, `complex` includes `float` and `int`."""
 
 Memory: TypeAlias = "Buffer | SupportsArray | SupportsDLPack"
 """An object that exports its memory, which is used without a copy."""
@@ -58,7 +58,7 @@ Output: TypeAlias = "Array | Memory"
 """An object that a result may be written to."""
 
 SingleInput: TypeAlias = "Array | np.generic | Numbers | Memory | Future[object]"
-"""Any input of a collective but a tree."""
+"""Any input of a collective, except a tree."""
 
 Input: TypeAlias = "SingleInput | Tree"
 """Any input of a collective."""
@@ -73,7 +73,7 @@ Shape: TypeAlias = "int | Sequence[int]"
 
 
 class Options(TypedDict, total=False):
-    """Keywords of every operation; see `GroupCalls`."""
+    """Keyword arguments of every operation; see `GroupCalls`."""
 
     priority: int
     stream: Stream | str | None
@@ -82,43 +82,43 @@ class Options(TypedDict, total=False):
     call_site: CallSite | None
 
 
-class Chosen(Options, total=False):
-    """Keywords of operations that have several algorithms."""
+class AlgorithmOptions(Options, total=False):
+    """Keyword arguments of operations that have several algorithms."""
 
     algorithm: str | None
 
 
-class Exact(Chosen, total=False):
-    """Keywords of reductions of trees."""
+class ExactOptions(AlgorithmOptions, total=False):
+    """Keyword arguments of `all_reduce` and `reduce_scatter` of a tree of arrays."""
 
     exact: bool
 
 
-class ExactShared(Exact, total=False):
-    """Keywords of `all_reduce`."""
+class AllReduceOptions(ExactOptions, total=False):
+    """Keyword arguments of `all_reduce` of an array."""
 
     shared: bool
 
 
-class CountsExact(Exact, total=False):
-    """Keywords of `reduce_scatter`."""
+class ReduceScatterOptions(ExactOptions, total=False):
+    """Keyword arguments of `reduce_scatter` of an array."""
 
     counts: Rows | None
 
 
-class Shared(Chosen, total=False):
-    """Keywords of `broadcast`."""
+class BroadcastOptions(AlgorithmOptions, total=False):
+    """Keyword arguments of `broadcast` of an array."""
 
     shared: bool
 
 
-class CountsShared(Shared, total=False):
-    """Keywords of `all_gather`."""
+class AllGatherOptions(BroadcastOptions, total=False):
+    """Keyword arguments of `all_gather` of an array."""
 
     counts: Rows | None
 
 
-class Counts(Chosen, total=False):
-    """Keywords of `all_to_all`."""
+class AllToAllOptions(AlgorithmOptions, total=False):
+    """Keyword arguments of `all_to_all` of an array."""
 
     counts: RowTable | None

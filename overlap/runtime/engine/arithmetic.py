@@ -1,4 +1,4 @@
-"""Arithmetic of a step of a program: moves or reductions of incoming data, at once or in pieces for worker threads."""
+"""Arithmetic of a step of a program: copies or reduces data, in one piece or in several for worker threads."""
 
 from __future__ import annotations
 
@@ -15,20 +15,24 @@ from .layout import BufferLayout
 from .workers import PIECE_BYTES
 
 
-def pieces_of(
+def make_pieces(
     step: Step, layout: BufferLayout, rank: int, incoming: Array, operand: Array, target: Array
 ) -> list[Callable[[], None]]:
-    """Return functions that `apply` a step: one for this thread, or several for worker threads."""
+    """Return functions that together `apply` a step: one for the calling thread, or several for worker threads.
+
+    A single function is returned if the step is small, or its data is in the right place already. Arguments: see
+    `apply`.
+    """
     weight = 1 if layout.reducer is None else layout.reducer.weight
-    if (incoming.nbytes + target.nbytes) * weight <= INLINE_BYTES or _is_there(step, layout, incoming, target):
+    if (incoming.nbytes + target.nbytes) * weight <= INLINE_BYTES or _moves_nothing(step, layout, incoming, target):
         return [partial(apply, step, layout, rank, incoming, operand, target)]
     length = max(1, PIECE_BYTES // target.itemsize)
     parts = (slice(start, start + length) for start in range(0, target.size, length))
     return [partial(apply, step, layout, rank, incoming[part], operand[part], target[part]) for part in parts]
 
 
-def _is_there(step: Step, layout: BufferLayout, incoming: Array, target: Array) -> bool:
-    """Whether a move has nothing to do, because input and result share memory."""
+def _moves_nothing(step: Step, layout: BufferLayout, incoming: Array, target: Array) -> bool:
+    """Whether a step is a copy from some memory to the same memory, in the same dtype."""
     divides = layout.reducer is not None and layout.reducer.divides
     if step.op is Op.ADD or divides or incoming.dtype != target.dtype or incoming.size != target.size:
         return False
@@ -36,19 +40,23 @@ def _is_there(step: Step, layout: BufferLayout, incoming: Array, target: Array) 
 
 
 def apply(step: Step, layout: BufferLayout, rank: int, incoming: Array, operand: Array, target: Array) -> None:
-    """Move or add incoming data, or a part of it, to the target of a step.
+    """Copy data to the target of a step, or reduce data into the target. Pieces of the arrays may be passed.
 
     Args:
+        step: The step.
+        layout: Layout of the arrays, with the reducer.
+        rank: Group rank that carries out the step.
         incoming: Received data, or the source of a local step.
-        operand: The other operand of an addition: the target itself, or the base of the step.
+        operand: The other operand of a reduction: the target itself, or the base of the step (see `Step.base`).
+        target: Array for the result.
     """
     reducer = layout.reducer
     if step.op is Op.ADD:
         assert reducer is not None, "this is a bug in overlap: a row adds without a reducer"
         received, own = reducer.widen(incoming), reducer.widen(operand)
-        low, high = (received, own) if step.peer < rank else (own, received)
+        low, high = (received, own) if step.peer < rank else (own, received)  # first operand: the lower rank's
         reducer.combine(low, high, out=target)
-    elif reducer is None or step.src.buffer != Buffer.SCRATCH or step.dst.buffer != Buffer.OUT:
-        np.copyto(target, incoming, casting="unsafe")
+    elif reducer is not None and step.src.buffer == Buffer.SCRATCH and step.dst.buffer == Buffer.OUT:
+        reducer.finalise(incoming, target, layout.contributions)  # all ranks have added to it
     else:
-        reducer.finalise(incoming, target, layout.contributions)
+        np.copyto(target, incoming, casting="unsafe")

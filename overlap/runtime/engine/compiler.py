@@ -1,14 +1,15 @@
 """Compiles calls: from a collective on a group to the program of each rank, and its layout on arrays.
 
-The algorithm is chosen by cost on the placed topology (or by name, where the program insists), its table is generated
-and proved, and each rank's part cut out. Everything is kept for the next call of the same collective, group and size
-class, so a training loop compiles in its first step only.
+The algorithm is chosen by cost on the placed topology, or by name if the program requests one. Its table is generated
+and proved, and each rank's program is cut out. Results are cached for later calls of the same collective, group and
+size class, so a training loop compiles in its first step only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -21,7 +22,7 @@ from ...collectives.program import Program, StepKind, project
 from ...collectives.proof import verify
 from ...collectives.reduce import Array, reducer
 from ...collectives.schedule import Buffer, Schedule
-from ...collectives.slicing import in_slices
+from ...collectives.slicing import slice_long_messages
 from ...collectives.uneven import UnevenSchedule, block_starts, make_uneven
 from ...cost.choice import Choices
 from ...cost.select import size_class
@@ -39,11 +40,14 @@ _Key: TypeAlias = tuple[str, str, int, Pairs, bool, str | None, int, bool, tuple
 
 
 def joined_by(cluster: Cluster, processes: Sequence[Sequence[int]]) -> Cluster:
-    """Return the machine for the prices of a world: processes of this computer that sockets join are nodes.
+    """Return the machine that gives the prices of a world: each process that sockets join counts as a node.
+
+    It is `cluster` itself if the machine has a fixed number of devices, or as many nodes as processes, or if the
+    processes do not have equally many consecutive ranks.
 
     Args:
         cluster: Machine of the world.
-        processes: Ranks of each process, if sockets join all of them; else empty.
+        processes: World ranks of each process, if sockets join all processes; else ().
     """
     each, nodes = cluster.world_size // max(1, len(processes)), len(processes)
     even = all(tuple(ranks) == tuple(range(i * each, (i + 1) * each)) for i, ranks in enumerate(processes))
@@ -56,59 +60,52 @@ class Compiler:
     """Compiles the collectives of one world.
 
     Args:
-        cluster: Where the ranks run.
-
-    Attributes:
+        cluster: Machine with the ranks of the world.
         algorithm: Name of the algorithm to use wherever it exists, unless a call names another; None leaves the choice
             to the cost.
-        far: Whether some ranks are on different hosts; then long messages travel in slices.
+        far: Function of world ranks: whether some of them are on different hosts. Then long messages travel in slices.
     """
-
-    cluster: Cluster
-    algorithm: str | None
-    far: Callable[[Sequence[int]], bool]
 
     def __init__(
         self, cluster: Cluster, algorithm: str | None, *, far: Callable[[Sequence[int]], bool] = lambda _: False
     ) -> None:
-        self.cluster, self.algorithm, self.far = cluster, algorithm, far
-        # The engine compiles operations that it does not run out of common memory.
+        self.cluster = cluster
+        self._far = far
+        # `programs_only`: operations that use shared memory are not compiled.
         self._choices = Choices(cluster, algorithm, programs_only=True)
-        self._cached: dict[tuple[Call, tuple[int, ...], int], Compiled] = {}
+        self._compile_once = lru_cache(_REMEMBERED)(self._compile)
         self._schedules: dict[_Key, Schedule] = {}
         self._programs: dict[tuple[_Key, int], Program] = {}
 
     def compile(self, call: Call, members: tuple[int, ...], position: int) -> Compiled:
-        """Return the proved schedule of a call and the program of the rank at `position` of the group `members`."""
-        if call.counts:  # seldom the same twice, and the program does not depend on them
+        """Return the program of one rank for a call, with its proved schedule.
+
+        Args:
+            call: The call, with all values.
+            members: World ranks of the group, in group order.
+            position: Group rank.
+        """
+        if call.counts:  # counts seldom repeat, and `_compile` caches programs without them
             return self._compile(call, members, position)
-        compiled = self._cached.get((call, members, position))
-        if compiled is None:
-            if len(self._cached) >= _REMEMBERED:
-                self._cached.clear()
-            compiled = self._cached[call, members, position] = self._compile(call, members, position)
-        return compiled
+        return self._compile_once(call, members, position)
 
     def _compile(self, call: Call, members: tuple[int, ...], position: int) -> Compiled:
-        """Return the schedule and this rank's program of a call, made once for each shape."""
+        """Return the same as `compile`. Schedules and programs are cached by size class, not by exact size."""
         named = call.kind.value, str(call.dtype), call.root, call.pairs, call.exact, call.algorithm
         key = *named, size_class(call.nbytes), bool(call.counts), members
         schedule = self._schedules.get(key)
         if schedule is None:
             schedule = self._choices.plan(call, members).schedule()
-            schedule = self._schedules[key] = self._for_blocks_of(call, schedule, members)
+            if call.counts:
+                schedule = make_uneven(schedule)
+                verify(schedule)  # `make_uneven` has changed the table that was proved
+            elif self._far(members):
+                schedule = slice_long_messages(schedule, size_class(call.nbytes))
+            self._schedules[key] = schedule
         program = self._programs.get((key, position))
         if program is None:
             program = self._programs[key, position] = project(schedule, position)
         return Compiled(schedule, program, members)
-
-    def _for_blocks_of(self, call: Call, schedule: Schedule, members: tuple[int, ...]) -> Schedule:
-        """Return the table for the blocks of a call, which may differ in size, or be worth slicing."""
-        if not call.counts:
-            return in_slices(schedule, size_class(call.nbytes)) if self.far(members) else schedule
-        table = make_uneven(schedule)
-        verify(table)
-        return table
 
 
 # Inputs and results of barriers: always zero, so all barriers share them.
@@ -118,20 +115,22 @@ _MOST = reducer("max", np.dtype(np.uint8))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fixed:
-    """Parts of a program that are equal in every call."""
+    """Values that all operations of one call share."""
 
-    layout: BufferLayout  # BufferLayout of the buffers
-    none: Array  # Empty array, for ranks without an input, or without a result
-    scratch: Array  # Empty array of the type of SCRATCH, for ranks without SCRATCH
+    layout: BufferLayout  # Positions of slots in the buffers
+    none: Array  # Empty array, in place of an input or result that the rank does not have
+    scratch: Array  # Empty array with the dtype of SCRATCH, used if there is no SCRATCH
     room: int  # Number of elements of SCRATCH
-    in_result: bool  # Whether SCRATCH may lie in the result
+    in_result: bool  # Whether the memory of the result serves as SCRATCH
 
 
 class Compiled:
-    """One rank's program of a call, a part of a proved schedule, and its layouts on the arrays of operations.
+    """The program of one rank for a call, which `lay_out` binds to the arrays of each operation.
 
     Args:
-        members: World ranks of the group, in its order.
+        schedule: The proved schedule of the call.
+        program: The rank's part of the schedule.
+        members: World ranks of the group, in group order.
     """
 
     __slots__ = ("_blank", "_fixed", "_in_its_block", "_laid", "_members", "program", "schedule")
@@ -140,13 +139,13 @@ class Compiled:
 
     def __init__(self, schedule: Schedule, program: Program, members: Sequence[int]) -> None:
         self.schedule, self.program, self._members = schedule, program, members
-        self._fixed: _Fixed | None = None
+        self._fixed: _Fixed | None = None  # None until the first operation
         self._laid: dict[bool, LaidOut] = {}  # by whether input and result share memory
         self._blank: tuple[LaidOut, Buffers] | None = None  # layout and arrays of all barriers
-        self._in_its_block: bool | None = None  # whether an input may be its own block of the result
+        self._in_its_block: bool | None = None  # result of `_keeps_own_block`; None: not needed so far
 
-    def laid(self, operation: Operation) -> tuple[LaidOut, Buffers]:
-        """Return the program, laid out on an operation's arrays, with these arrays."""
+    def lay_out(self, operation: Operation) -> tuple[LaidOut, Buffers]:
+        """Return the program laid out on the arrays of an operation, and these arrays as buffers."""
         if self._blank is not None:
             return self._blank
         buffers, in_place = self._buffers(operation)
@@ -159,7 +158,10 @@ class Compiled:
         return laid, buffers
 
     def _buffers(self, operation: Operation) -> tuple[Buffers, bool]:
-        """Return an operation's arrays as the schedule's buffers, and whether input and result share memory."""
+        """Return an operation's arrays as IN, OUT and SCRATCH, and whether IN and OUT share memory.
+
+        If they share memory in a way that the schedule does not allow, IN is a copy of the input.
+        """
         source, target, fixed = operation.source, operation.target, self._fixed
         if operation.kind is BARRIER:
             source, target = _BARRIER_IN, _BARRIER_OUT
@@ -167,8 +169,8 @@ class Compiled:
             fixed = self._fixed = self._fixed_parts(operation, source, target)
         flat_in = fixed.none if source is None else source.reshape(-1)
         flat_out = fixed.none if target is None else target.reshape(-1)
-        in_place = source is not None and target is not None and _share_memory(source, operation.out)
-        if in_place and not (self.schedule.in_place or self._lies_in_its_block(operation, flat_in, fixed)):
+        in_place = source is not None and target is not None and _shares_memory(source, operation.out)
+        if in_place and not (self.schedule.in_place or self._is_own_block(operation, flat_in, fixed)):
             flat_in, in_place = operation.context.arrays.copy(flat_in), False
         scratch = fixed.scratch
         if fixed.in_result and target is not None:
@@ -178,20 +180,26 @@ class Compiled:
         return Buffers((flat_in, flat_out, scratch), fixed.layout), in_place
 
     def _fixed_parts(self, operation: Operation, source: Array | None, target: Array | None) -> _Fixed:
-        """Return the layout of a call's buffers, which all its operations share."""
+        """Return the values that all operations of the call share.
+
+        Args:
+            operation: The first operation of the call.
+            source: Input of the operation; None: the rank has none.
+            target: Array for the result; None: the rank gets none.
+        """
         schedule, program = self.schedule, self.program
         like = source if source is not None else target
         assert like is not None, "this is a bug in overlap: a rank without input and result"
         combine = _MOST if operation.kind is BARRIER else operation.call.reducer
         accumulator = like.dtype if combine is None else combine.accumulator
-        block = like.size // schedule.blocks[0 if source is not None else 1]
+        block = like.size // schedule.blocks[Buffer.IN if source is not None else Buffer.OUT]
         layout = BufferLayout(block, schedule.slots_per_block, combine, schedule.size)
-        room, in_result = schedule.blocks[2] * block, schedule.in_place
+        room, in_result = schedule.blocks[Buffer.SCRATCH] * block, schedule.in_place
         if isinstance(schedule, UnevenSchedule):
             starts = block_starts(schedule, program.rank, operation.call.counts, prod(like.shape[1:]))
             layout = UnevenLayout(block, schedule.slots_per_block, combine, schedule.size, starts)
             room = starts[Buffer.SCRATCH][-1]
-        elif schedule.algorithm in ONLY_FOR_ORDER:  # tables with space for the pieces of all ranks
+        elif schedule.algorithm in ONLY_FOR_ORDER:  # SCRATCH has blocks for all ranks, of which a rank uses few slots
             layout = ThinLayout(block, schedule.slots_per_block, combine, schedule.size, scratch_runs(program))
             room, in_result = layout.elements(), False
         return _Fixed(
@@ -202,29 +210,39 @@ class Compiled:
             in_result=in_result and target is not None and target.size == room and target.dtype == accumulator,
         )
 
-    def _lies_in_its_block(self, operation: Operation, source: Array, fixed: _Fixed) -> bool:
-        """Whether an input is exactly its own block of the result, and nothing else is written there before.
+    def _is_own_block(self, operation: Operation, source: Array, fixed: _Fixed) -> bool:
+        """Whether the input of a gather is this rank's own block of the result, and the program keeps it intact.
 
-        An input that shares memory with its gathered result is that block, or was refused: see `check_overlap`.
+        An input that shares memory with a gathered result is this block; `check_overlap` has refused other overlaps.
+
+        Args:
+            operation: The operation, whose input and result share memory.
+            source: Input of the operation, flat.
+            fixed: Values that all operations of the call share.
         """
         gathers, out = operation.kind in (ALL_GATHER, GATHER), operation.out
         uneven = isinstance(fixed.layout, UnevenLayout)
         if not gathers or uneven or source.size != fixed.layout.block or out is None or source.dtype != out.dtype:
             return False
         if self._in_its_block is None:
-            self._in_its_block = _keeps_own(self.program, fixed.layout.slots)
+            self._in_its_block = _keeps_own_block(self.program, fixed.layout.slots)
         return self._in_its_block
 
 
-def _share_memory(source: Array, out: Array | None) -> bool:
-    """Whether an input and a result share memory; most are one array, or have memory of their own."""
+def _shares_memory(source: Array, out: Array | None) -> bool:
+    """Whether an input and a result share memory. Identity and `base` decide most cases, which is quicker."""
     if source is out or out is None or (source.base is None and out.base is None):
         return source is out
     return np.may_share_memory(source, out)
 
 
-def _keeps_own(program: Program, slots: int) -> bool:
-    """Whether a rank's own block of the result is written only from the same place of its input."""
+def _keeps_own_block(program: Program, slots: int) -> bool:
+    """Whether the program writes the rank's own block of OUT only by copying IN to it, slot by slot.
+
+    Args:
+        program: The program.
+        slots: Slots of a block.
+    """
     first = program.rank * slots
     for step in (step for queue in program.queues for step in queue if step.kind is not StepKind.SEND):
         dst, src = step.dst, step.src

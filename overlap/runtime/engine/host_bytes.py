@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from math import prod
 
 import numpy as np
 
 from ...collectives.reduce import Array
+from ..memory.foreign import bytes_at
 
 
 def bytes_of(array: Array) -> memoryview:
@@ -23,12 +23,17 @@ def address_of(array: Array) -> int:
 
 
 def array_at(address: int, shape: Sequence[int], dtype: np.dtype[np.generic] | None) -> Array:
-    """Return an array at an address of this process; the caller holds its memory."""
+    """Return an array in the memory at an address of this process. The caller keeps the memory alive.
+
+    Args:
+        address: Address of the first byte.
+        shape: Shape of the array; the memory has as many bytes.
+        dtype: Dtype of the array; never None, which the type of `Call.dtype` allows.
+    """
     assert dtype is not None, "this is a bug in overlap: an array without a dtype"
-    memory = (ctypes.c_char * (prod(shape) * dtype.itemsize)).from_address(address)
-    return as_numbers(memoryview(memory).cast("B"), dtype).reshape(shape)
+    return as_numbers(bytes_at(address, prod(shape) * dtype.itemsize), dtype).reshape(shape)
 
 
 def as_numbers(view: memoryview, dtype: np.dtype[np.generic]) -> Array:
-    """Return bytes as numbers."""
+    """Return the bytes of a view as an array of a dtype, without a copy."""
     return np.frombuffer(view, np.uint8).view(dtype)

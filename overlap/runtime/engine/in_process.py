@@ -1,7 +1,8 @@
 """Collectives inside one process: ranks that share memory need no program.
 
-Once the last rank has arrived, a collective is a list of transfers: one or more source views, folded in rank order, are
-written to one or more target views. Large transfers are cut in pieces for the worker threads.
+Once the last rank has arrived, a collective is a list of transfers. A transfer reduces one or more source views in rank
+order, and writes the result to one or more target views. Large transfers are cut in pieces for the worker threads.
+
 Cost: each input is read once and each output written once.
 """
 
@@ -26,12 +27,17 @@ from ..failure import Failure
 from ..match import Match, Unfit
 from ..operation import Operation
 from ..plan import CallPlan
-from .pulls import MemoryMove, moves
+from .pulls import moves
 from .workers import PIECE_BYTES, Workers
 
 
 class InMemory:
-    """Runs operations with all ranks in this process, out of each other's memory; worker threads do large work."""
+    """Runs large operations whose ranks are all in this process: worker threads read and write the ranks' arrays.
+
+    Args:
+        workers: The worker threads.
+        token: Token of the event loop, on which operations end.
+    """
 
     def __init__(self, workers: Workers, token: TrioToken) -> None:
         self.workers: Workers = workers
@@ -40,25 +46,35 @@ class InMemory:
         self._idle = trio.Event()
 
     def begin(self, match: Match, operation: Operation, call: Call) -> None:
-        """Let worker threads run all ends of a large operation."""
+        """Start a large operation of all ranks in worker threads.
+
+        Args:
+            match: The match. Its `ends` are the ranks' operations, in group order; of a message, sender and receiver.
+            operation: The operation that arrived last, whose arrays are not locked yet.
+            call: The call that all ranks agree on.
+
+        Raises:
+            Unfit: There is no memory for the result of a rank.
+        """
         operation.lock()
         operations = match.ends
-        work = pieces(operations, call)
-        done = partial(self._done, match, operation.started_ns)
-        self.workers.submit(
-            work,
-            lambda error: self._token.run_sync_soon(done, error),
-            priority=min(operation.urgency for operation in operations),
-        )
-        self._in_flight += 1  # the end is delivered on this thread, so it cannot be earlier
+        done = partial(self._token.run_sync_soon, self._end_all, match, operation.started_ns)
+        self.workers.submit(pieces(operations, call), done, priority=min(end.urgency for end in operations))
+        self._in_flight += 1  # `_end_all` runs on this thread, so it cannot have run before this line
         for operation in operations:
             operation.start_moving(self)
 
     def cancel(self) -> None:
-        """Do nothing: the work of threads is not stopped, but waited for."""
+        """Do nothing: worker threads are not stopped, so the operation ends when their work has ended."""
 
-    def _done(self, match: Match, met_ns: int, error: BaseException | None) -> None:
-        """End all operations of a match, with an error if the transfers failed."""
+    def _end_all(self, match: Match, met_ns: int, error: BaseException | None = None) -> None:
+        """End the operations of all ranks, with an error if the transfers failed.
+
+        Args:
+            match: The match.
+            met_ns: Instant at which the last rank arrived.
+            error: First error of the transfers; None: no transfer has failed.
+        """
         self._in_flight -= 1
         if not self._in_flight:
             self._idle.set()
@@ -72,7 +88,7 @@ class InMemory:
             else:
                 operation.fail(Failure(error))
 
-    async def until_idle(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait for the running reductions."""
         while self._in_flight:
             self._idle = trio.Event()
@@ -83,7 +99,9 @@ class InProcessPlan(CallPlan):
     """Runs the operations of all ranks with one call: small ones at once, large ones in worker threads.
 
     Args:
-        memory: Arrays of the ranks of this process.
+        memory: Runs large operations.
+        call: The call.
+        ranks: Number of ranks, for the size of the work.
     """
 
     together = True
@@ -97,11 +115,11 @@ class InProcessPlan(CallPlan):
         return "memory of this process"
 
     def start(self, match: Match, operation: Operation) -> None:
-        """Run all ends, now that the last one has arrived."""
+        """Run the operations of all ranks in the match; `operation` is the one that arrived last."""
         operations: list[Operation] = match  # type: ignore[assignment]  # a call of `cast` takes time
-        # a single rank may have its result where its input is
-        idle = len(operations) == 1 and operation.out is operation.source is not None
-        if not (idle or self._at_once):
+        # A single rank whose result array is its input has nothing to do.
+        result_is_input = len(operations) == 1 and operation.out is operation.source is not None
+        if not (result_is_input or self._at_once):
             self._memory.begin(match, operation, self.call)
             return
         self._quietly(run_here, operations, self.call)
@@ -112,19 +130,19 @@ class InProcessPlan(CallPlan):
 
 @dataclass(frozen=True, slots=True)
 class MemoryTransfer:
-    """Fold of `sources` (flat, of one size) into every target.
+    """Reduction of several arrays, or copy of one array, into one or more targets.
 
-    A target may be the memory of the source of the same rank: all sources are read before the first target but
-    `targets[0]`, which accumulates, is written; `exclusive` says that `targets[0]` overlaps no source but the first.
+    A target may share memory with a source of the same rank. So the sum is formed first, in `targets[0]` if that is
+    `exclusive`, else in new memory; then it is copied to the other targets.
     """
 
-    sources: Sequence[Array]
-    targets: Sequence[Array]
-    reducer: Reducer | None = None
-    exclusive: bool = True
+    sources: Sequence[Array]  # Flat arrays of one size, in rank order; a single one if `reducer` is None
+    targets: Sequence[Array]  # Flat arrays of the same size
+    reducer: Reducer | None = None  # None: copy
+    exclusive: bool = True  # Whether `targets[0]` shares no memory with a source, except with `sources[0]`
 
     def run(self) -> None:
-        """Fold and write, in the calling thread."""
+        """Reduce or copy, in the calling thread."""
         targets = self.targets
         if self.reducer is None:
             value = self.sources[0]
@@ -137,7 +155,7 @@ class MemoryTransfer:
             target[...] = total
 
     def cut(self) -> Iterator[Callable[[], None]]:
-        """Cut into pieces of about `PIECE_BYTES`, each of which may run in any thread."""
+        """Yield functions that each carry out a piece of about `PIECE_BYTES`, in any thread and any order."""
         length = max(1, PIECE_BYTES // max(1, self.sources[0].itemsize))
         for start in range(0, self.sources[0].size, length):
             part = slice(start, start + length)
@@ -145,14 +163,22 @@ class MemoryTransfer:
             yield MemoryTransfer(sources, targets, self.reducer, self.exclusive).run
 
 
-# Up to here a new array costs less than the choice of a place to accumulate; beyond, its pages cost more than the sum.
+# Up to this size a new array for the sum costs less time than to find a target for it; beyond, its pages cost more.
 _TINY_BYTES = 16 << 10
 _SOURCE = attrgetter("source")
 
 
 def run_here(operations: Sequence[Operation], pattern: Call) -> None:
-    """Run one small collective in the calling thread, given every member's end in group order."""
-    if pattern.kind is ALL_REDUCE and pattern.nbytes <= _TINY_BYTES:  # into one new array, copied to everybody
+    """Run one collective of all ranks in the calling thread; `out` of each operation is then the result.
+
+    Args:
+        operations: The operations of all ranks, in group order.
+        pattern: The call that the ranks agree on.
+
+    Raises:
+        Unfit: There is no memory for the result of a rank.
+    """
+    if pattern.kind is ALL_REDUCE and pattern.nbytes <= _TINY_BYTES:  # sum up in one new array, and copy that
         total = pattern.reducer.total(list(map(_SOURCE, operations)))  # type: ignore[union-attr]  # it reduces
         for operation in operations:
             out, target = operation.out, operation.target
@@ -161,23 +187,30 @@ def run_here(operations: Sequence[Operation], pattern: Call) -> None:
             else:
                 (out if target is None else target)[...] = total
         return
-    fit_all(operations, pattern)
+    make_results(operations, pattern)
     for transfer in _transfers(operations, pattern):
         for piece in transfer.cut() if pattern.nbytes > PIECE_BYTES else (transfer.run,):
             piece()
 
 
 def pieces(operations: Sequence[Operation], pattern: Call) -> list[Callable[[], None]]:
-    """Cut one collective into pieces for the worker threads."""
-    fit_all(operations, pattern)
+    """Make the result arrays of one collective, and return its transfers as functions for the worker threads.
+
+    Arguments and errors: see `make_results`.
+    """
+    make_results(operations, pattern)
     return [piece for transfer in _transfers(operations, pattern) for piece in transfer.cut()]
 
 
-def fit_all(operations: Sequence[Operation], pattern: Call) -> None:
-    """Make the array of every rank's result.
+def make_results(operations: Sequence[Operation], pattern: Call) -> None:
+    """Set the result array of every rank's operation; for a shared result, one array for all.
+
+    Args:
+        operations: The operations of all ranks, in group order.
+        pattern: The call that the ranks agree on.
 
     Raises:
-        Unfit: If there is no memory for an array.
+        Unfit: There is no memory for an array.
     """
     for operation in operations[:1] if pattern.shared else operations:
         try:
@@ -190,19 +223,14 @@ def fit_all(operations: Sequence[Operation], pattern: Call) -> None:
 
 
 def _transfers(operations: Sequence[Operation], pattern: Call) -> list[MemoryTransfer]:
-    """Return a collective as transfers between the arrays of its ranks."""
+    """Return a collective as transfers between the arrays of its ranks. Arguments: see `make_results`."""
     inputs = [None if operation.source is None else operation.source.reshape(-1) for operation in operations]
     results = [None if operation.target is None else operation.target.reshape(-1) for operation in operations]
-    return [_transfer(move, inputs, results, pattern.reducer) for move in moves(pattern)]
-
-
-def _transfer(
-    move: MemoryMove, inputs: Sequence[Array | None], results: Sequence[Array | None], reducer: Reducer | None
-) -> MemoryTransfer:
-    """Return a move with slices of the ranks' arrays."""
-    size, from_ranks, to_ranks = move
-    sources = [inputs[rank][start : start + size] for rank, start in from_ranks]  # type: ignore[index]  # all of these
-    targets = [results[rank][start : start + size] for rank, start in to_ranks]  # type: ignore[index]  # have arrays
-    first = to_ranks[0][0]
-    exclusive = reducer is None or not first or not np.may_share_memory(targets[0], sources[first])
-    return MemoryTransfer(sources, targets, reducer, exclusive)
+    transfers = []
+    for size, from_ranks, to_ranks in moves(pattern):
+        sources = [inputs[rank][start : start + size] for rank, start in from_ranks]  # type: ignore[index]  # all these
+        targets = [results[rank][start : start + size] for rank, start in to_ranks]  # type: ignore[index]  # have arrays
+        first, _ = to_ranks[0]
+        exclusive = pattern.reducer is None or not first or not np.may_share_memory(targets[0], sources[first])
+        transfers.append(MemoryTransfer(sources, targets, pattern.reducer, exclusive))
+    return transfers

@@ -1,6 +1,6 @@
-"""Programs laid out on arrays: places and order of their steps, computed once for each call. Pure.
+"""Programs laid out on arrays: memory and order of their steps, computed once for each call. Pure.
 
-The steps of a queue begin in order, and end in any. They are numbered: first come the steps of the first queue.
+The steps of a queue begin in order, and end in any order. All steps are numbered, those of the first queue first.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -17,29 +17,38 @@ from ...collectives.reduce import Array
 from ...collectives.schedule import Op
 from .layout import BufferLayout, Buffers
 
-_Range: TypeAlias = tuple[int, int, int]  # buffer, first element, the one after the last
+
+class BufferRange(NamedTuple):
+    """Elements [start, stop) of a buffer."""
+
+    buffer: int  # index of the buffer, a `Buffer`
+    start: int
+    stop: int
+
+
+_NOTHING = BufferRange(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LaidStep:
-    """One step, with all consequences of the layout of the arrays."""
+    """A step of a program, with its memory in the arrays, and the steps that wait for it."""
 
     step: Step  # the step of the program
-    number: int  # its number in the program
-    sends: bool  # whether it is a SEND
-    receives: bool  # whether it is a RECV
-    works: bool  # whether it moves or adds data from a message or another place; other messages arrive in place
+    number: int  # number of the step in the program
+    sends: bool  # whether the step is a SEND
+    receives: bool  # whether the step is a RECV
+    works: bool  # whether the step moves or adds data here; a SEND does not, nor a RECV of bytes in place
     peer: int  # world rank of the other end
     channel: int  # FIFO lane
-    source: _Range  # the data that a LOCAL step moves or adds
-    target: _Range  # the place of the result, and of received data
-    base: _Range | None  # the second operand of an addition, unless it is the target
-    message_buffer: int  # number of the buffer that the message leaves or enters
-    message_part: slice  # the bytes of that buffer
-    message_bytes: int  # length of its message
-    leads: bool  # whether the next number is the next step of its queue, which may not begin before
-    lets_begin: Numbers  # numbers of steps that may not begin before its end
-    lets_work: Numbers  # numbers of steps that may not work before its end
+    source: BufferRange  # the data that a LOCAL step moves or adds
+    target: BufferRange  # the place of the result, and of received data
+    base: BufferRange | None  # the second operand of an addition, unless it is the target
+    message_buffer: int  # index of the buffer that the message is sent from or received into
+    message_part: slice  # the message's bytes in that buffer
+    message_bytes: int  # length of the message
+    leads: bool  # whether the next number is a step of the same queue, which may not begin before this step
+    lets_begin: Numbers  # numbers of steps that may not begin before the end of this step
+    lets_work: Numbers  # numbers of steps that may not work before the end of this step
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -50,34 +59,42 @@ class LaidOut:
     first: tuple[LaidStep, ...]  # steps that wait for nothing
     layout: BufferLayout  # layout of its memory
     rank: int  # group rank of this process's rank
-    # For each step, the number of steps that must end before it may begin, and of the one that must begin before
+    # for each step, how many steps it waits for before it begins: steps that must end, and the step before it in its
+    # queue, which must begin.
     before_begin: Sequence[int]
-    before_work: Sequence[int]  # for each step, the number of steps that must end before it may work
+    before_work: Sequence[int]  # for each step, how many steps must end before it may work
 
 
 def lay_out(program: Program, buffers: Buffers, members: Sequence[int], *, blank: bool = False) -> LaidOut:
-    """Lay out a program on arrays. Operations with other arrays of these lengths and dtypes may use the layout, too.
+    """Lay out a program on arrays. The result also serves operations with other arrays of these lengths and dtypes.
+
+    A step begins, works and ends. Work is to move or reduce data here. If a step needs memory that an earlier step
+    still uses, it waits before it works; a step without work waits before it begins.
 
     Args:
-        blank: Whether all bytes are always the same: then messages matter, but not their contents.
+        program: The program of one rank.
+        buffers: The arrays of the rank, with their layout.
+        members: World ranks of the group, in group order.
+        blank: Whether all data is always zero, as in a barrier. Then messages are sent, but no step works.
     """
-    queues, begin, work = program.queues, list[Numbers](), list[Numbers]()
-    first = [0, *accumulate(map(len, queues))]
-    steps = [step for queue in queues for step in queue]
+    queue_starts = [0, *accumulate(map(len, program.queues))]
+    steps = [step for queue in program.queues for step in queue]
     works = [not blank and _works(step, buffers) for step in steps]
-    for start, queue in zip(first, queues, strict=False):
-        begin += _waits(queue, start, first)
-        work += [()] * len(queue) if blank else _collisions(queue, start, buffers)
-    for number, clashes in enumerate(work):
-        if not works[number]:  # it changes memory from its start on
-            begin[number], work[number] = begin[number] + clashes, ()
-    lets_begin, lets_work = _followers(begin), _followers(work)
+    # for each step, the steps that must end before it may begin, and before it may work
+    before_begin, before_work = list[Numbers](), list[Numbers]()
+    for start, queue in zip(queue_starts, program.queues, strict=False):
+        before_begin += _new_waits_of_each_step(queue, start, queue_starts)
+        before_work += [()] * len(queue) if blank else _collisions(queue, start, buffers)
+    for number, collisions in enumerate(before_work):
+        if not works[number]:  # a receive in place changes memory as soon as it begins
+            before_begin[number], before_work[number] = before_begin[number] + collisions, ()
+    lets_begin, lets_work = _followers(before_begin), _followers(before_work)
     laid: list[LaidStep] = []
     for number, step in enumerate(steps):
         sends, receives = step.kind is StepKind.SEND, step.kind is StepKind.RECV
-        source = (0, 0, 0) if receives else _range(step.src, buffers)
-        target = (0, 0, 0) if sends else _range(step.dst, buffers)
-        buffer, start, stop = source if sends else target
+        source = _NOTHING if receives else _find_range(step.src, buffers)
+        target = _NOTHING if sends else _find_range(step.dst, buffers)
+        message = source if sends else target
         itemsize = buffers.arrays[step.src.buffer].dtype.itemsize
         laid.append(
             LaidStep(
@@ -90,40 +107,40 @@ def lay_out(program: Program, buffers: Buffers, members: Sequence[int], *, blank
                 channel=step.channel,
                 source=source,
                 target=target,
-                base=None if step.base is None else _range(step.base, buffers),
-                message_buffer=buffer,
-                message_part=slice(start * itemsize, stop * itemsize),
-                message_bytes=(stop - start) * itemsize,
-                leads=number + 1 not in first,
+                base=None if step.base is None else _find_range(step.base, buffers),
+                message_buffer=message.buffer,
+                message_part=slice(message.start * itemsize, message.stop * itemsize),
+                message_bytes=(message.stop - message.start) * itemsize,
+                leads=number + 1 not in queue_starts,
                 lets_begin=lets_begin[number],
                 lets_work=lets_work[number],
             )
         )
-    before_begin = [len(others) + (number not in first) for number, others in enumerate(begin)]
+    # All steps except the first of a queue also wait until the step before has begun.
+    begin_counts = [len(others) + (number not in queue_starts) for number, others in enumerate(before_begin)]
     return LaidOut(
         steps=tuple(laid),
-        first=tuple(step for step in laid if not before_begin[step.number]),
+        first=tuple(step for step in laid if not begin_counts[step.number]),
         layout=buffers.layout,
         rank=program.rank,
-        before_begin=tuple(before_begin),
-        before_work=tuple(map(len, work)),
+        before_begin=tuple(begin_counts),
+        before_work=tuple(map(len, before_work)),
     )
 
 
 def _works(step: Step, buffers: Buffers) -> bool:
-    """Whether a step has work besides sending, or receiving bytes in place."""
+    """Whether a step has work here: a send has none, nor has a receive whose bytes arrive in their place."""
     same = buffers.arrays[step.src.buffer].dtype == buffers.arrays[step.dst.buffer].dtype
     in_place = step.kind is StepKind.RECV and step.op is Op.MOVE and same
     return step.kind is not StepKind.SEND and not in_place
 
 
-def _range(extent: Extent, buffers: Buffers) -> _Range:
-    """Return the buffer of an extent, and the first and last element in its array."""
-    start, stop = buffers.layout.bounds(extent)
-    return int(extent.buffer), start, stop
+def _find_range(extent: Extent, buffers: Buffers) -> BufferRange:
+    """Return the elements of an extent in the array of its buffer."""
+    return BufferRange(int(extent.buffer), *buffers.layout.bounds(extent))
 
 
-#: Steps of a queue of receives in flight: all slices of a step, and the work on them.
+#: Number of steps of a queue of receives that may be in flight: enough for all slices of a step, and the work on them.
 AHEAD = 16
 
 Numbers: TypeAlias = tuple[int, ...]
@@ -132,23 +149,37 @@ Numbers: TypeAlias = tuple[int, ...]
 _Touched: TypeAlias = tuple[Array, list[Array]]  # the array that a step writes, and the arrays that it reads
 
 
-def _waits(queue: Sequence[Step], start: int, first: Sequence[int]) -> Iterator[Numbers]:
-    """Yield the steps of other queues that each step waits for, and no earlier one does; and of the `AHEAD` limit."""
-    waited = list(first)  # end of the steps of each queue waited for
+def _new_waits_of_each_step(queue: Sequence[Step], start: int, first: Sequence[int]) -> Iterator[Numbers]:
+    """Yield for each step of a queue the numbers of the steps whose end it waits for, without repetitions.
+
+    These are the steps of other queues in `Step.waits`, except those that an earlier step of this queue waits for
+    already. In a queue of receives, a step also waits for the step `AHEAD` places before it.
+
+    Args:
+        queue: The steps of one queue.
+        start: Number of the first step of this queue.
+        first: For each queue, the number of its first step.
+    """
+    waited_stop = list(first)  # for each queue, the number after the last step that is waited for
     for at, step in enumerate(queue):
         numbers = [start + at - AHEAD] if step.kind is not StepKind.SEND and at >= AHEAD else []
         for other, count in step.waits:
-            numbers += range(waited[other], first[other] + count)
-            waited[other] = first[other] + count
+            numbers += range(waited_stop[other], first[other] + count)
+            waited_stop[other] = first[other] + count
         yield tuple(numbers)
 
 
 def _collisions(queue: Sequence[Step], start: int, buffers: Buffers) -> Iterator[Numbers]:
-    """Yield the earlier steps that touch memory that each step writes, or write memory that it touches.
+    """Yield for each step of a queue the numbers of earlier steps that it collides with, see `_collide`.
 
-    Only the last ones, which may run at the same time: see `AHEAD`.
+    Only the last `AHEAD - 1` steps before it are compared: earlier ones cannot run at the same time.
+
+    Args:
+        queue: The steps of one queue.
+        start: Number of the first step of this queue.
+        buffers: The arrays.
     """
-    if queue and queue[0].kind is StepKind.SEND:  # a queue of sends, which only read
+    if queue and queue[0].kind is StepKind.SEND:  # sends only read, so they collide with nothing
         yield from [()] * len(queue)
         return
     touched = [_touched_memory(step, buffers) for step in queue]
@@ -158,22 +189,21 @@ def _collisions(queue: Sequence[Step], start: int, buffers: Buffers) -> Iterator
 
 
 def _touched_memory(step: Step, buffers: Buffers) -> _Touched:
-    """Return the memory of this rank that a receive or a local step writes, and the memory that it reads."""
+    """Return the array that a receive or a local step writes on this rank, and the arrays that it reads."""
     source = step.src if step.kind is StepKind.LOCAL else None
     return buffers.view(step.dst), [buffers.view(extent) for extent in (step.base, source) if extent is not None]
 
 
 def _collide(first: _Touched, second: _Touched) -> bool:
-    """Whether two steps may not run in any order: one writes memory that the other reads or writes."""
-    return any(
-        np.may_share_memory(written, memory)
-        for (written, _), (also_written, read) in ((first, second), (second, first))
-        for memory in (also_written, *read)
+    """Whether one of two steps writes memory that the other reads or writes, so that their order matters."""
+    (written, read), (also_written, also_read) = first, second
+    return any(np.may_share_memory(written, memory) for memory in (also_written, *also_read)) or any(
+        np.may_share_memory(also_written, memory) for memory in read
     )
 
 
 def _followers(before: Sequence[Numbers]) -> list[Numbers]:
-    """Return the steps after each step, given the steps before each."""
+    """Return for each step the steps that wait for it, given for each step the steps that it waits for."""
     after: list[list[int]] = [[] for _ in before]
     for number, others in enumerate(before):
         for other in others:

@@ -1,10 +1,10 @@
-"""Layouts: the places of a program's slots in its arrays. Pure."""
+"""Layouts: positions of a program's slots in its arrays. Pure."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from ...collectives.program import Extent, Program, StepKind
 from ...collectives.reduce import Array, Reducer
@@ -14,46 +14,38 @@ from .host_bytes import bytes_of
 
 @dataclass(frozen=True, slots=True)
 class BufferLayout:
-    """Places of slots, and the reduction of their contents: the same in every operation of one call.
+    """Positions of slots in buffers, and the reducer: the same in every operation of one call."""
 
-    A block of `block` elements is cut in `slots` equal slots, the last ones clipped; slot s lies in block s // slots.
-    """
-
-    block: int
-    slots: int
-    reducer: Reducer | None
-    contributions: int
+    block: int  # Elements of a block
+    slots: int  # Slots of a block, of equal length, the last ones clipped; slot s is in block s // slots
+    reducer: Reducer | None  # None: nothing is reduced
+    contributions: int  # Number of inputs in each result, by which a mean is divided
 
     def bounds(self, extent: Extent) -> tuple[int, int]:
-        """Return the first element of an extent, and the one after its last."""
-        return self._offset(extent.slot), self._offset(extent.slot + extent.count)
+        """Return the elements [start, stop) of an extent in the array of its buffer."""
+        return self._offset(extent.buffer, extent.slot), self._offset(extent.buffer, extent.slot + extent.count)
 
-    def _offset(self, slot: int) -> int:
-        """Return the first element of a slot; slots of a block are equally long, but for the last."""
+    def _offset(self, buffer: Buffer, slot: int) -> int:
+        """Return the first element of a slot. With blocks of 5 elements and 2 slots: 0, 3, 5, 8, 10, ..."""
         block, index = divmod(slot, self.slots)
         return block * self.block + min(index * -(-self.block // self.slots), self.block)
 
 
 @dataclass(frozen=True, slots=True)
 class UnevenLayout(BufferLayout):
-    """A layout with blocks of different sizes: `starts` has the first element of each (see `block_starts`)."""
+    """A layout with blocks of different sizes."""
 
-    starts: tuple[list[int], ...]
+    starts: tuple[list[int], ...]  # By buffer: first element of each block; see `uneven.block_starts`
 
-    def bounds(self, extent: Extent) -> tuple[int, int]:
-        """Return the first element of an extent, and the one after its last."""
-        starts, slot = self.starts[extent.buffer], extent.slot
-        return self._start(starts, slot), self._start(starts, slot + extent.count)
-
-    def _start(self, starts: list[int], slot: int) -> int:
-        """Return the first element of a slot, of blocks of different lengths."""
-        block, index = divmod(slot, self.slots)
+    def _offset(self, buffer: Buffer, slot: int) -> int:
+        """Return the first element of a slot; the length of slots depends on the block."""
+        starts, (block, index) = self.starts[buffer], divmod(slot, self.slots)
         length = starts[block + 1] - starts[block]
         return starts[block] + min(index * -(-length // self.slots), length)
 
 
 class Buffers:
-    """The arrays of one call, flat, indexed by `Buffer`, with their layout."""
+    """The arrays of one operation for IN, OUT and SCRATCH, flat, with their layout."""
 
     __slots__ = ("_bytes", "arrays", "layout")
     arrays: tuple[Array, Array, Array]
@@ -61,64 +53,60 @@ class Buffers:
 
     def __init__(self, arrays: tuple[Array, Array, Array], layout: BufferLayout) -> None:
         self.arrays, self.layout = arrays, layout
-        self._bytes: list[memoryview | None] = [None, None, None]  # bytes of the arrays, once they are used
+        self._bytes: list[memoryview | None] = [None, None, None]  # the bytes of each array, made at the first use
 
     def view(self, extent: Extent) -> Array:
-        """Return the elements of an extent: one contiguous range."""
+        """Return the elements of an extent, as a view of the buffer's array."""
         start, stop = self.layout.bounds(extent)
         return self.arrays[extent.buffer][start:stop]
 
     def bytes_of(self, buffer: int, part: slice) -> memoryview:
-        """Return some of the bytes of an array."""
+        """Return a range of the bytes of a buffer's array."""
         view = self._bytes[buffer]
         if view is None:
             view = self._bytes[buffer] = bytes_of(self.arrays[buffer])
         return view[part]
 
 
-Runs = list[tuple[int, int]]
+Runs = list[tuple[int, int]]  # (first slot, slot after the last) of each run of consecutive slots, ascending
 
 
 @dataclass(frozen=True, slots=True)
 class ThinLayout(BufferLayout):
-    """A layout in which only some slots of SCRATCH exist, one behind the other: `runs` has their (first, stop)."""
+    """A layout that has memory only for those slots of SCRATCH that the program uses, without gaps between them."""
 
-    runs: Runs
+    runs: Runs  # The slots of SCRATCH that have memory
 
     def elements(self) -> int:
         """Return the number of elements of SCRATCH."""
-        return sum(self._offset(stop) - self._offset(first) for first, stop in self.runs)
+        return sum(map(self._run_length, self.runs))
+
+    def _run_length(self, run: tuple[int, int]) -> int:
+        """Return the number of elements of a run of slots."""
+        first, stop = run
+        return self._offset(Buffer.SCRATCH, stop) - self._offset(Buffer.SCRATCH, first)
 
     def bounds(self, extent: Extent) -> tuple[int, int]:
-        """Return the first element of an extent, and the one after its last."""
+        """Return the elements [start, stop) of an extent in the array of its buffer."""
         start, stop = BufferLayout.bounds(self, extent)
         if extent.buffer is not Buffer.SCRATCH:
             return start, stop
-        at = bisect_right(self.runs, (extent.slot + 1, 0)) - 1
-        before = sum(self._offset(stop) - self._offset(first) for first, stop in self.runs[:at])
-        moved = before - self._offset(self.runs[at][0])
+        at = bisect_right(self.runs, (extent.slot + 1, 0)) - 1  # the last run that begins at the slot or before
+        before = sum(map(self._run_length, self.runs[:at]))
+        # The run begins behind the elements of earlier runs, not where it would with all slots.
+        moved = before - self._offset(Buffer.SCRATCH, self.runs[at][0])
         return start + moved, stop + moved
 
 
 def scratch_runs(program: Program) -> Runs:
-    """Return the slots of SCRATCH that a rank's program reads or writes, as (first, stop) of runs."""
-    slots = sorted(
-        {slot for extent in _scratch_extents(program) for slot in range(extent.slot, extent.slot + extent.count)}
-    )
-    runs: Runs = []
-    for slot in slots:
-        if runs and runs[-1][1] == slot:
-            runs[-1] = (runs[-1][0], slot + 1)
-        else:
-            runs.append((slot, slot + 1))
-    return runs
-
-
-def _scratch_extents(program: Program) -> Iterator[Extent]:
-    """Yield the extents of scratch memory that a program reads or writes."""
-    for queue in program.queues:
-        for step in queue:
-            extents = (step.src,) if step.kind is StepKind.SEND else (step.dst, step.base)
-            for extent in (*extents, step.src) if step.kind is StepKind.LOCAL else extents:
-                if extent is not None and extent.buffer is Buffer.SCRATCH:
-                    yield extent
+    """Return the slots of SCRATCH that a rank's program reads or writes, as runs of consecutive slots."""
+    slots = set[int]()
+    for step in chain.from_iterable(program.queues):
+        read = () if step.kind is StepKind.RECV else (step.src,)
+        written = () if step.kind is StepKind.SEND else (step.dst, step.base)
+        for extent in (*read, *written):
+            if extent is not None and extent.buffer is Buffer.SCRATCH:
+                slots.update(range(extent.slot, extent.slot + extent.count))
+    firsts = sorted(slot for slot in slots if slot - 1 not in slots)
+    stops = sorted(slot + 1 for slot in slots if slot + 1 not in slots)
+    return list(zip(firsts, stops, strict=True))

@@ -1,7 +1,7 @@
 """Polling of wires by a task that is about to sleep.
 
-The peer may need this very core, because Linux likes to put a woken task on the core of its waker. Between two looks
-other tasks may run, and if they run for long, the polling task moves to another core.
+The peer may need this very core, because Linux tends to put a woken task on the core of its waker. So the polling task
+yields the core between two looks; if other tasks then run for long, it stops polling.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from time import perf_counter
 from transports import Wire
 from transports.patience import LONG_TURN_S
 
-# Longest wait of the loop's other tasks, whatever arrives: the time of a few chunks.
+# Seconds after which polling ends even if messages arrive, as the event loop's other tasks wait: time of a few chunks.
 _LONGEST_S = 2e-3
 
 
-def linger(
+def poll_wires(
     wires: Mapping[int, Wire],
     over: Callable[[], bool],
     *,
     longest_s: float = _LONGEST_S,
     long_turn_s: float = LONG_TURN_S,
 ) -> None:
-    """Process arriving messages until all is over, none has arrived for a while, or the time limit is reached.
+    """Process arriving messages until no more are expected, none has arrived for a while, or a time limit is reached.
 
     Args:
         wires: Wires of the messages in flight, by the world rank of the other end; at least one.
-        over: Whether no more messages are expected.
-        longest_s: Time limit.
-        long_turn_s: A task that runs for longer between two looks needs the core more than looking does.
+        over: Returns whether no more messages are expected.
+        longest_s: Time limit in seconds.
+        long_turn_s: Seconds. If another task uses the core for longer between two looks, polling ends.
     """
     latest_s = perf_counter() + longest_s
     while not over() and _process_arrivals(wires):
         if perf_counter() >= latest_s:
             return
-    patience = next(iter(wires.values())).patience
+    patience = next(iter(wires.values())).polling_patience  # of the first wire; None: longer polling does not pay
     if patience is None or over() or not (patience_s := patience.take()):
         return
     until_s = perf_counter() + patience_s
@@ -56,7 +56,7 @@ def linger(
 
 
 def _process_arrivals(wires: Mapping[int, Wire]) -> bool:
-    """Process arrived messages; return whether there were any."""
+    """Process arrived messages, and return whether there were any."""
     progressed = False
     for peer, wire in wires.items():
         progressed = wire.catch_up(peer) or progressed

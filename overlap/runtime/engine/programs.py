@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 
 class ProgramPlan(CallPlan):
-    """Runs operations of one rank with one call as executions of a program, which the first one compiles.
+    """Runs the operations of one rank with one call as executions of a program. The first operation compiles it.
 
     Args:
         engine: Moves bytes, and compiles programs.
-        communicator: Of the group and stream.
+        communicator: Communicator of the group and stream.
+        call: The call that all ranks agree on.
     """
 
     _compiled: Compiled
@@ -42,7 +43,7 @@ class ProgramPlan(CallPlan):
         return f"program {self._compiled.schedule.algorithm} over {self._station.wire_kind}"
 
     def start(self, match: Match, operation: Operation) -> None:
-        """Start the program; small messages leave before any task starts."""
+        """Start the program for an operation: its first messages leave at once, without a task."""
         communicator = self._communicator
         if self._station is None:
             position = operation.port.position
@@ -51,7 +52,7 @@ class ProgramPlan(CallPlan):
         operation.algorithm = self._compiled.schedule.algorithm
         operation.fit(self.call)
         execution = Execution(
-            *self._compiled.laid(operation),
+            *self._compiled.lay_out(operation),
             self._station,
             tag=communicator.tag(operation.seq),
             priority=operation.urgency,
@@ -60,23 +61,32 @@ class ProgramPlan(CallPlan):
         )
         operation.start_moving(execution)
         over = execution.begin(partial(self._end_operation, match, operation))
-        operation.poll = None if over or communicator.here > 1 else execution.look_before_sleeping
+        operation.poll = None if over or communicator.local_count > 1 else execution.look_before_sleeping
         if over:
             self._end_operation(match, operation, None)
 
     def _end_operation(self, match: Match, operation: Operation, error: BaseException | None) -> None:
-        """End an operation; in a task if a local rank has not arrived yet, because its call may disagree."""
+        """End an operation whose program is over.
+
+        If a rank of this process has not arrived yet, a task ends the operation a turn of the event loop later, because
+        the calls may still turn out to disagree.
+
+        Args:
+            match: The match of the operation.
+            operation: The rank's operation.
+            error: First error of the program; None: no step has failed.
+        """
         elsewhere = get_ident() != operation.context.thread
-        if elsewhere and (error is not None or operation.end_wakes_loop or self._communicator.here > 1):
+        if elsewhere and (error is not None or operation.end_wakes_loop or self._communicator.local_count > 1):
             operation.context.from_thread(self._end_operation, match, operation, error)
-        elif error is None and match.arrived < self._communicator.here:
+        elif error is None and match.arrived < self._communicator.local_count:
             operation.context.spawn(self._end_soon, match, operation)
         else:
             operation.stopped()
             self._communicator.settle(match, operation, error)
 
     async def _end_soon(self, match: Match, operation: Operation) -> None:
-        """End an operation without messages in the next turn of the event loop."""
+        """End an operation in the next turn of the event loop."""
         try:
             await trio.lowlevel.checkpoint()
         finally:

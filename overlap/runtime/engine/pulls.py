@@ -1,7 +1,8 @@
 """Collectives as tables of pulls, for ranks that can read each other's inputs, in one process or several. Pure.
 
-Every rank with a result reads the inputs of the result, and writes it once. Only an all-reduce is worth dividing
-between processes: each rank reduces a slice, and then reads the slices of the others.
+A pull says from which inputs a range of a result is read. Every rank with a result reads these inputs, and writes the
+result once. Only an all-reduce is worth dividing between processes: each rank reduces a slice, and then reads the
+slices of the other ranks.
 """
 
 from __future__ import annotations
@@ -16,60 +17,54 @@ from ...collectives.call import Call
 from ...collectives.kinds import Collective
 
 Place: TypeAlias = tuple[int, int]
-"""Position of a rank, and the first element of a range in its input, or in its result."""
+"""(group rank, first element of a range in the input or in the result of that rank)."""
 
 
 class Pull(NamedTuple):
-    """A range of elements of a result: folded from several inputs in the order of ranks, or copied from one."""
+    """A range of elements of a rank's result: reduced from several inputs in the order of ranks, or copied from one."""
 
     start: int  # First element in the result
     size: int  # Number of elements
-    sources: tuple[Place, ...]
+    sources: tuple[Place, ...]  # Ranges of `size` elements of inputs
 
 
 class MemoryMove(NamedTuple):
-    """A pull of one rank, or of several with the same pull."""
+    """A pull together with all ranks that have this pull."""
 
     size: int  # Number of elements
-    sources: tuple[Place, ...]
-    targets: tuple[Place, ...]
+    sources: tuple[Place, ...]  # Ranges of inputs
+    targets: tuple[Place, ...]  # Ranges of results
 
 
 # Collectives whose result is the same on all ranks.
 _ALIKE = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.BROADCAST)
 
-# Collectives in which each rank reads another part of an input.
+# Collectives in which the ranks read different parts of an input.
 _CUTTING = (Collective.ALL_TO_ALL, Collective.REDUCE_SCATTER, Collective.SCATTER)
-# Collectives in which a rank reads from one other.
-_FROM_ONE = (Collective.BROADCAST, Collective.SCATTER, Collective.PERMUTE)
 
 # Largest groups with cached moves: the moves of an all-to-all grow with the square of the ranks.
 _KEPT_RANKS = 32
 
 
 def pulls(call: Call, position: int) -> Sequence[Pull]:
-    """Return the pulls that make the result of the rank at a position."""
+    """Return the pulls that make the result of the rank at a position of the group; [] if the rank gets none."""
     return _PULLS[call.kind](call, position, prod(call.shape or ()))
 
 
 def moves(call: Call) -> Sequence[MemoryMove]:
-    """Return the pulls of all ranks that write a result; for a shared result, of the first rank only."""
+    """Return the moves that make the results of all ranks; of a shared result, those of the first rank alone."""
     return _moves(call) if call.counts or call.size > _KEPT_RANKS else _kept_moves(call)
 
 
 def _moves(call: Call) -> Sequence[MemoryMove]:
-    """Return the moves of all ranks; ranks with equal results share one."""
+    """Return the same as `moves`, without a cache."""
     positions = range(1 if call.shared else call.size)
-    if call.kind in _ALIKE:
-        return [
-            MemoryMove(size, sources, tuple((position, start) for position in positions))
-            for start, size, sources in pulls(call, 0)
-            if size
-        ]
+    # Ranks with equal results have the same pulls.
+    sharing = [positions] if call.kind in _ALIKE else [(position,) for position in positions]
     return [
-        MemoryMove(size, sources, ((position, start),))
-        for position in positions
-        for start, size, sources in pulls(call, position)
+        MemoryMove(size, sources, tuple((position, start) for position in group))
+        for group in sharing
+        for start, size, sources in pulls(call, group[0])
         if size
     ]
 
@@ -78,19 +73,22 @@ _kept_moves = lru_cache(maxsize=256)(_moves)
 
 
 def reduced_slice(call: Call, position: int) -> Pull:
-    """Return the slice of an all-reduce that the rank at a position reduces."""
+    """Return the pull of the slice that the rank at a position reduces in an all-reduce."""
     start, stop = _slice(call, position)
     return Pull(start, stop - start, tuple((other, start) for other in range(call.size)))
 
 
 def collecting_pulls(call: Call) -> list[Pull]:
-    """Return the pulls of the whole result, once every rank has its slice in place in its result."""
+    """Return the pulls that collect the slices of an all-reduce, each from the result of the rank that reduced it."""
     slices = [(other, *_slice(call, other)) for other in range(call.size)]
     return [Pull(start, stop - start, ((other, start),)) for other, start, stop in slices]
 
 
 def result_pulls(call: Call, position: int) -> list[Pull]:
-    """Return the pulls with which the rank at a position fills its part of a shared result."""
+    """Return the pulls by which the rank at a position writes its part of a result that all ranks share.
+
+    In an all-reduce the part is its slice; in a broadcast the root writes everything; in an all-gather its own block.
+    """
     if call.kind is Collective.ALL_REDUCE:
         return [reduced_slice(call, position)]
     if call.kind is Collective.BROADCAST:
@@ -98,7 +96,7 @@ def result_pulls(call: Call, position: int) -> list[Pull]:
     return [pulls(call, position)[position]]
 
 
-def gives(call: Call, position: int) -> bool:
+def is_read(call: Call, position: int) -> bool:
     """Whether another rank reads the input of the rank at a position."""
     if call.kind in (Collective.BROADCAST, Collective.SCATTER):
         return position == call.root
@@ -111,7 +109,7 @@ def gives(call: Call, position: int) -> bool:
 
 @lru_cache(maxsize=256)
 def needed_positions(call: Call, position: int) -> tuple[int, ...] | None:
-    """Return the positions of the ranks with inputs that a rank needs; None: it waits for all."""
+    """Return the positions of the other ranks whose inputs a rank reads; None if it waits for all other ranks."""
     if call.kind is Collective.BARRIER or call.shared:
         return None
     ranks = {rank for pull in pulls(call, position) for rank, _ in pull.sources} - {position}
@@ -119,8 +117,8 @@ def needed_positions(call: Call, position: int) -> tuple[int, ...] | None:
 
 
 @lru_cache(maxsize=256)
-def unread(call: Call, position: int) -> tuple[int, int]:
-    """Return the range of its own input that no other rank reads, as its first element and the one after its last."""
+def unread_range(call: Call, position: int) -> tuple[int, int]:
+    """Return the elements [start, stop) of a rank's own input that no other rank reads; (0, 0) if there are none."""
     if call.kind in _CUTTING:
         for pull in pulls(call, position):
             for rank, start in pull.sources:
@@ -129,65 +127,69 @@ def unread(call: Call, position: int) -> tuple[int, int]:
     return 0, 0
 
 
-def rings(call: Call, position: int) -> bool:
-    """Whether other ranks wait for the input of the rank at a position, and perhaps for no other input."""
-    return call.kind in _FROM_ONE and gives(call, position)
-
-
 def _slice(call: Call, position: int) -> tuple[int, int]:
-    """Return the bounds of the slice of an all-reduce that the rank at a position reduces."""
+    """Return the elements [start, stop) that the rank at a position reduces in an all-reduce."""
     size = prod(call.shape or ())
     return position * size // call.size, (position + 1) * size // call.size
 
 
 def _fold(call: Call, size: int, start: int = 0) -> list[Pull]:
-    """Return the pull that adds up one range of the inputs of all ranks."""
+    """Return the pull of a whole result, reduced from `size` elements of every rank's input, from `start` on."""
     return [Pull(0, size, tuple((other, start) for other in range(call.size)))]
 
 
 def _reduce_scatter(call: Call, position: int, size: int) -> list[Pull]:
-    start, stop = _blocks(call, size // call.size)[position : position + 2]
+    """Return the pull that reduces the block of the rank at a position; see `_PULLS` for the arguments."""
+    start, stop = _block_bounds(call, size // call.size)[position : position + 2]
     return _fold(call, stop - start, start)
 
 
 def _all_gather(call: Call, size: int) -> list[Pull]:
-    blocks = pairwise(_blocks(call, size))
+    """Return a pull of the whole input of each rank; inputs have `size` elements, unless the call has counts."""
+    blocks = pairwise(_block_bounds(call, size))
     return [Pull(start, stop - start, ((other, 0),)) for other, (start, stop) in enumerate(blocks)]
 
 
 def _all_to_all(call: Call, position: int, size: int) -> list[Pull]:
-    """Return the pulls of a rank's blocks from all ranks, of equal or of given lengths."""
-    if call.counts:
-        return _uneven_all_to_all(call, position)
-    block = size // call.size
-    return [Pull(other * block, block, ((other, position * block),)) for other in range(call.size)]
+    """Return a pull of the block that each rank has for the rank at a position.
 
-
-def _uneven_all_to_all(call: Call, position: int) -> list[Pull]:
-    """Return the pulls of a rank's blocks from all ranks, of given lengths."""
+    Args:
+        call: The call; its counts, if any, give the lengths of blocks.
+        position: Position of the rank that receives.
+        size: Number of elements of an input, if blocks are equal.
+    """
+    if not call.counts:
+        block = size // call.size
+        return [Pull(other * block, block, ((other, position * block),)) for other in range(call.size)]
     ranges, offset = [], 0
-    for other, starts in enumerate(_given_starts(call)):
-        start, stop = starts[position : position + 2]
+    for other, bounds in enumerate(_given_bounds(call)):
+        start, stop = bounds[position : position + 2]
         ranges.append(Pull(offset, stop - start, ((other, start),)))
         offset += stop - start
     return ranges
 
 
-def _blocks(call: Call, block: int) -> list[int]:
-    """Return the first element of the block of each rank, and the end of the last one."""
+def _block_bounds(call: Call, equal_elements: int) -> list[int]:
+    """Return the first element of each rank's block, then the end of the last block.
+
+    Args:
+        call: The call; its counts, if any, give the lengths of blocks.
+        equal_elements: Elements of each block, if the call has no counts.
+    """
     row = prod(call.result_shape[1:])
-    sizes = [count * row for count in call.counts] if call.counts else [block] * call.size
+    sizes = [count * row for count in call.counts] if call.counts else [equal_elements] * call.size
     return [0, *accumulate(sizes)]
 
 
 @lru_cache(maxsize=8)
-def _given_starts(call: Call) -> list[list[int]]:
-    """Return for each rank the first element of each block of its input, and the end of the last one."""
-    n, row = call.size, prod(call.result_shape[1:])
+def _given_bounds(call: Call) -> list[list[int]]:
+    """Return for each rank the first element of each block of its input, then the end of the last block."""
+    n, row = call.size, prod(call.result_shape[1:])  # `counts` is a table with n lines of n numbers, flattened
     return [[0, *accumulate(count * row for count in call.counts[at : at + n])] for at in range(0, n * n, n)]
 
 
 def _scatter(call: Call, position: int, size: int) -> list[Pull]:
+    """Return the pull of the block for the rank at a position from the root; see `_PULLS` for the arguments."""
     block = size // call.size
     return [Pull(0, block, ((call.root, position * block),))]
 
@@ -204,5 +206,6 @@ _PULLS: dict[Collective, Callable[[Call, int, int], list[Pull]]] = {
     Collective.SCATTER: _scatter,
     Collective.PERMUTE: lambda call, to, size: [Pull(0, size, ((src, 0),)) for src, dst in call.pairs if dst == to],
     Collective.BARRIER: lambda _, __, ___: [],
+    # the sender is at position 0, the receiver at 1
     Collective.P2P: lambda _, position, size: [Pull(0, size, ((0, 0),))] if position == 1 else [],
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, cast
 
@@ -43,12 +43,14 @@ _IN_MEMORY = (None, "direct")
 
 
 class RealEngine(BaseEngine):
-    """Moves bytes: out of shared memory, or as programs over a transport.
+    """Moves bytes: through memory that ranks share, or as programs over a transport.
 
     Args:
-        cluster: Where the ranks run.
-        token: Of the loop.
-        algorithm: Algorithm of all collectives; None: chosen for each.
+        transport: Transport of this process. It knows which ranks share memory, and carries messages of programs.
+        cluster: Machine with the ranks of the world.
+        token: Token of the event loop.
+        algorithm: Algorithm of all collectives; "direct": through memory that ranks share, without a program; None:
+            chosen for each call.
     """
 
     def __init__(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> None:
@@ -61,76 +63,82 @@ class RealEngine(BaseEngine):
         self._memory = InMemory(self._workers, token)
 
     def direct(self, members: tuple[int, ...]) -> bool:
-        """Whether ranks meet: if that is requested, or if they share memory, because a meeting costs least then.
+        """Whether ranks meet before any byte moves: if the run requests "direct", or else if they share memory.
 
-        A meeting reads every input and writes every output once. No program can read or write less, and any program
-        takes a launch and at least one message more.
+        After a meeting, every input is read once and every output written once. No program moves less, and a program
+        needs a launch and at least one message more.
         """
         if self._algorithm is None:
             return self._transport.shares_memory(members)
         return self._algorithm == "direct"
 
     def plan(self, communicator: Communicator, call: Call, operation: Operation) -> CallPlan:
-        """Make the plan of a rank's operations with a call: memory, if the ranks have any in common.
+        """Return the plan of a rank's operations with a call: through shared memory if possible, else as a program.
 
-        Inside a process all ranks do, unless the call requests an algorithm. Between processes uneven blocks travel as
-        programs.
+        A call that requests an algorithm other than "direct" runs as a program. So do calls between processes with
+        blocks of different sizes, unless the result is shared.
         """
         plan: CallPlan | None = None
         if not communicator.direct:
             plan = self._host_plan(communicator, call, operation)
         elif call.algorithm in _IN_MEMORY:
-            plan = InProcessPlan(self._memory, call, communicator.here)
+            plan = InProcessPlan(self._memory, call, communicator.local_count)
         return plan or self.program(communicator, call, operation)
 
     def _host_plan(self, communicator: Communicator, call: Call, operation: Operation) -> HostPlan | None:
-        """Return the plan of a call out of the memory of this host; None: it needs a program."""
+        """Return the plan of a call between processes through memory of this host; None if it needs a program.
+
+        Arguments: see `BaseEngine.plan`.
+        """
         uneven = call.counts and not call.shared
         if (call.algorithm or self._algorithm) not in _IN_MEMORY or uneven:
             return None
         return self._host_memory.plan(communicator, call, operation)
 
     def look(self, communicator: Communicator, match: Match, operation: Operation) -> bool:
-        """Let an operation without an array wait for a row or message with the call; whether it does."""
-        plan = self._host_plan(communicator, operation.call, operation)
-        if plan is not None:
-            return plan.look(match, operation)
-        self._watch_for_call(communicator, match, operation)
-        return True
+        """Let an operation without an array wait for a row or message with dtype and shape; see `BaseEngine.look`."""
+        port, key = operation.port, ("look", operation.call)  # the key of the operation itself has another plan
+        plan = cast("HostPlan | None", port.plans.get(key))
+        if plan is None:
+            plan = self._host_plan(communicator, operation.call, operation)
+            if plan is None:
+                self._learn_shape_from_messages(communicator, match, operation)
+                return True
+            port.keep_plan(key, plan)
+        return plan.look(match, operation)
 
-    def _watch_for_call(self, communicator: Communicator, match: Match, operation: Operation) -> None:
-        """Compare the first message of an operation without an array, which shows the call of the others."""
-        wire, context, tag = (
-            self._transport.wire(operation.context.rank),
-            operation.context,
-            communicator.tag(operation.seq),
-        )
-        watch, looks_soon = ExitStack(), False
+    def _learn_shape_from_messages(self, communicator: Communicator, match: Match, operation: Operation) -> None:
+        """Start an operation that was issued without an array once a message of another rank shows dtype and shape.
+
+        The wire is watched until then, or until the operation ends.
+
+        Args:
+            communicator: The communicator of the operation.
+            match: The match of the operation.
+            operation: The operation, which has no array.
+        """
+        wire, watch = self._transport.wire(operation.context.rank), ExitStack()
 
         def look() -> None:
-            nonlocal looks_soon
-            looks_soon = False
-            if operation.can_start and not cast("Call", match.pattern).has_all_values:
-                with suppress(TransportError):  # the answer to its question starts it, or it fails itself
-                    for each in wire.unexpected(tag):
-                        communicator.compare_unmet(operation.seq & 0xFFFF, each.src, each.signature)
-            if not operation.can_start or cast("Call", match.pattern).has_all_values:
+            """Compare the messages of the operation that have arrived; end the watch once its shape is known."""
+            if _lacks_shape(match, operation):
+                with suppress(TransportError):  # the answer of `look_soon` starts the operation, or it fails by itself
+                    # `compare_unmet` takes dtype and shape from a message that agrees, and starts the operation.
+                    for message in wire.unexpected(communicator.tag(operation.seq)):
+                        communicator.compare_unmet(operation.seq & 0xFFFF, message.src, message.signature)
+            if not _lacks_shape(match, operation):
                 watch.close()
 
-        def notify() -> None:
-            nonlocal looks_soon
-            if not looks_soon:
-                looks_soon = True
-                context.soon(look)
-
-        watch.enter_context(wire.watch(notify))
+        watch.enter_context(wire.watch(partial(operation.context.soon, look)))
         look()
-        if operation.can_start and not cast("Call", match.pattern).has_all_values:
+        if _lacks_shape(match, operation):
+            # An empty array has no message, and a long call does not fit into one: ask the other processes, too.
+            communicator.look_soon()
             with LOCK:
                 operation._add_callback(Onlooker(watch.close))
 
     def wire(self, context: RankContext, peer: int) -> Wire | None:
-        """Return the wire of the messages with a world rank; None: they match inside this process."""
+        """Return the wire for messages between a rank here and a world rank; None if they match inside this process."""
         if peer == context.rank or self.direct((context.rank, peer)):
             return None
         wire = self._wires.get((context.rank, peer))
@@ -139,18 +147,26 @@ class RealEngine(BaseEngine):
         return wire
 
     def oldest_announced(self, rank: int, choices: Sequence[tuple[int, int]]) -> Envelope | None:
-        """Return the oldest message of some senders and tags that other processes have announced; or None."""
+        """Return the oldest message that other processes have announced to a rank here; None if there is none.
+
+        Args:
+            rank: World rank of the receiver.
+            choices: (world rank of the sender, tag) pairs that count.
+        """
         try:
             return self._transport.wire(rank).announced(choices)
         except TransportError:  # `wait_announced` raises the error
             return None
 
     async def wait_announced(self, rank: int, choices: Sequence[tuple[int, int]]) -> Envelope:
-        """Wait until another process announces a message of some senders and tags; return that message."""
+        """Wait until another process announces a message, and return it. Arguments: see `oldest_announced`."""
         return await self._transport.wire(rank).wait_any(choices)
 
     def carry(self, lane: Lane, send: Message[object], receive: Message[object], pattern: Call) -> None:
-        """Move the data of a message inside this process: small ones here, large ones in worker threads."""
+        """Move the data of a message inside this process: small data at once, large data in worker threads.
+
+        See `BaseEngine.carry`.
+        """
         met_ns = max(send.started_ns, receive.started_ns)
         if not (2 * pattern.work_bytes <= INLINE_BYTES or receive.at_once):
             match = Match([send, receive])
@@ -169,31 +185,39 @@ class RealEngine(BaseEngine):
         receive.finish(end_ns, meeting)
 
     def loan(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
-        """Return memory that other processes of this host map, and the function to return it; None without it."""
+        """Loan memory that other processes of this host can read.
+
+        Returns:
+            The memory, and the function that ends the loan; None if there is no such memory.
+        """
         return self._transport.loan(nbytes)
 
     @cached_property
     def _host_memory(self) -> HostMemory:
-        from .host_memory import HostMemory  # not needed by a single process
+        """Maker of plans between processes of this host."""
+        from .host_memory import HostMemory  # not at the top: a single process does not need it
 
         return HostMemory(self._transport, self._workers, self.program)
 
     @cached_property
     def compiler(self) -> Compiler:
-        """Compiler of programs over a transport; ranks with memory in common never need it."""
-        from .compiler import Compiler, joined_by  # with the generators, not needed by ranks with memory in common
+        """Compiler of programs over a transport. Ranks with memory in common never need it."""
+        from .compiler import Compiler, joined_by  # not at the top: loads the generators of schedules
 
-        cluster = joined_by(self._cluster, self._transport.socket_placement)
+        cluster = joined_by(self._cluster, self._transport.ranks_joined_by_sockets)
         return Compiler(cluster, self._algorithm, far=self._transport.spans_hosts)
 
     def program(self, communicator: Communicator, call: Call, operation: Operation) -> CallPlan:
-        """Return the plan of one rank's operations with a call as programs over a transport."""
+        """Return the plan that runs a call as messages over the transport; see `BaseEngine.plan`.
+
+        `operation` is not used here.
+        """
         from .programs import ProgramPlan
 
         return ProgramPlan(self, communicator, call)
 
     def station(self, context: RankContext, members: tuple[int, ...]) -> Station:
-        """Return the wires of a rank's messages to other members of a group, and its workers."""
+        """Return the wires from a rank to the other members of a group, with the workers; made once for each group."""
         from .execution import Station
 
         station = self._stations.get((context.rank, *members))
@@ -207,12 +231,20 @@ class RealEngine(BaseEngine):
     def unmet(
         self, ranks: Iterable[int], communicators: Iterable[Communicator]
     ) -> list[tuple[int, int, PlainSignature]]:
-        """Return the messages of other processes that no rank here has met, and rows that none reads."""
+        """Return the messages of other processes that no rank here has received, and rows that no rank here reads.
+
+        Args:
+            ranks: World ranks of this process.
+            communicators: Communicators to look at.
+
+        Returns:
+            (tag, world rank of the sender, signature of the call) for each.
+        """
         found = []
         for rank in ranks:
-            with suppress(TransportError):  # operations on it fail themselves
+            with suppress(TransportError):  # operations on a broken wire fail by themselves
                 found += [(each.tag, each.src, each.signature) for each in self._transport.wire(rank).unexpected()]
-        if "_host_memory" in self.__dict__:
+        if "_host_memory" in self.__dict__:  # only if the cached property exists already
             found += [row for communicator in communicators for row in self._host_memory.unmet(communicator)]
         return found
 
@@ -224,5 +256,10 @@ class RealEngine(BaseEngine):
     async def aclose(self) -> None:
         """Wait for the running reductions and end the worker threads."""
         with trio.CancelScope(shield=True):
-            await self._memory.until_idle()
+            await self._memory.wait_until_idle()
         self._workers.close()
+
+
+def _lacks_shape(match: Match, operation: Operation) -> bool:
+    """Whether an operation without an array still waits for its dtype and shape."""
+    return operation.is_unstarted and not cast("Call", match.pattern).has_all_values

@@ -25,8 +25,13 @@ PIECE_BYTES = 512 << 10
 Piece = Callable[[], None]
 
 
-class _CopyJob:
-    """Pieces in the order they are taken; `order` sorts jobs of equal priority by age."""
+class _WorkerJob:
+    """A job of the worker threads: pieces of work, and the callback of the end.
+
+    Args:
+        pieces: The pieces, in the order in which threads take them.
+        done: Called with the first error, or None, in the thread that finishes the last piece.
+    """
 
     def __init__(self, pieces: Sequence[Piece], done: Callable[[BaseException | None], None]) -> None:
         self.pieces, self.done = pieces, done
@@ -35,9 +40,9 @@ class _CopyJob:
 
 
 def _context_without_warnings() -> Context:
-    """Return a context in which numpy does not warn: an infinite gradient is the program's business.
+    """Return a context in which numpy does not warn, such as of an infinite gradient, which the program has to judge.
 
-    numpy keeps that setting in the context; entering one made beforehand costs a tenth of `np.errstate`.
+    numpy keeps this setting in the context. To run in a context made beforehand takes a tenth of `np.errstate`.
     """
     context = copy_context()
     context.run(np.seterr, all="ignore")
@@ -45,44 +50,56 @@ def _context_without_warnings() -> Context:
 
 
 class Workers:
-    """Pool of threads, started with its first work and joined in `close`.
+    """Pool of threads, which start with the first job and are joined in `close`.
+
+    Args:
+        threads: Greatest number of threads; None: one for each core.
 
     Attributes:
-        quiet: Context for small work in the event loop: numpy does not warn there, nor in the threads.
+        quiet: Context without numpy's warnings, for small work on the event loop; the threads have one, too.
     """
 
     def __init__(self, threads: int | None = None) -> None:
         self.quiet: Context = _context_without_warnings()
         self._size = threads or os.cpu_count() or 1
-        self._jobs: list[tuple[int, int, _CopyJob]] = []
+        self._jobs: list[tuple[int, int, _WorkerJob]] = []  # a heap, by priority, then by order of submission
         self._order = itertools.count()
         self._lock = threading.Lock()
-        self._bell: SimpleQueue[bool] = SimpleQueue()  # wakes a thread in a third of the time a Condition takes
+        # True wakes a thread for work, False ends a thread. It takes a third of the time of a `Condition`.
+        self._bell: SimpleQueue[bool] = SimpleQueue()
         self._threads: list[threading.Thread] = []
 
     def submit(self, pieces: Sequence[Piece], done: Callable[[BaseException | None], None], *, priority: int) -> None:
-        """Run all `pieces`, in any order; then call `done` (with the first error, if any) in the thread of the last."""
+        """Run a job in the worker threads, and return at once.
+
+        Args:
+            pieces: Functions to call, in any order and in several threads. Without pieces, `done` is called at once.
+            done: Called with the first error, or None, in the thread that finishes the last piece.
+            priority: Jobs with a lower number go first; jobs of one priority go in the order of submission.
+        """
         if not pieces:
             done(None)
             return
         self._start_threads()
         with self._lock:
-            heapq.heappush(self._jobs, (priority, next(self._order), _CopyJob(pieces, done)))
+            heapq.heappush(self._jobs, (priority, next(self._order), _WorkerJob(pieces, done)))
         for _ in range(min(len(pieces), self._size)):
             self._bell.put(True)
 
-    def share(self, processes: int) -> None:
-        """Limit the threads, given the number of processes of this machine that work at the same time, this one
-        included.
+    def limit_threads(self, processes_on_host: int) -> None:
+        """Limit the number of threads to this process's share of the cores. Threads that exist already remain.
+
+        Args:
+            processes_on_host: Number of processes of this host that work at the same time, including this one.
 
         Measured on 64 MiB, 2 and 4 processes on 2 cores: one thread in each is 4 % faster than two.
         """
-        self._size = max(1, min(self._size, (os.cpu_count() or 1) // processes))
+        self._size = max(1, min(self._size, (os.cpu_count() or 1) // processes_on_host))
 
     def close(self) -> None:
-        """Let the running jobs finish and join the threads."""
+        """Wait until the running jobs have finished, and join the threads."""
         for _ in self._threads:
-            self._bell.put(False)
+            self._bell.put(False)  # ends one thread
         for thread in self._threads:
             thread.join()
         self._threads.clear()
@@ -99,12 +116,12 @@ class Workers:
             start_thread(thread)
             self._threads.append(thread)
 
-    def _take_piece(self) -> tuple[_CopyJob, Piece] | None:
-        """Return the next piece of the first job; None without a job."""
+    def _take_piece(self) -> tuple[_WorkerJob, Piece] | None:
+        """Return the most urgent job and its next piece, or None without a job."""
         with self._lock:
             if not self._jobs:
                 return None
-            job = self._jobs[0][2]
+            _, _, job = self._jobs[0]
             piece = job.pieces[job.next]
             job.next += 1
             if job.next == len(job.pieces):
@@ -112,14 +129,14 @@ class Workers:
             return job, piece
 
     def _work(self) -> None:
-        """Do pieces in a worker thread, whenever the bell rings, until it rings for the end."""
+        """Body of a worker thread: do pieces whenever the bell has True, until it has False."""
         while self._bell.get():
             while (taken := self._take_piece()) is not None:
                 self._do_piece(*taken)
-                del taken  # an idle thread must not hold arrays
+                del taken  # an idle thread must not keep arrays alive
 
-    def _do_piece(self, job: _CopyJob, piece: Piece) -> None:
-        """Do a piece of a job; the last piece ends the job."""
+    def _do_piece(self, job: _WorkerJob, piece: Piece) -> None:
+        """Do a piece of a job, and record an error. After the last piece, call the job's `done`."""
         try:
             piece()
         except BaseException as error:

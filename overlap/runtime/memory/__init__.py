@@ -2,6 +2,6 @@
 
 * `buffer_pool`: new arrays in memory that has been used before.
 * `buffer_locks`: arrays in flight are read-only, the arguments of computes included.
-* `arrays`: arrays that are read-only for good, lie in borrowed memory, or have none.
+* `arrays`: arrays that are read-only for good, are in loaned memory, or have no memory.
 * `foreign`: arrays in the memory of objects of other types, such as CPU tensors.
 """

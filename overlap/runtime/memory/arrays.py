@@ -1,4 +1,4 @@
-"""Arrays that are read-only for good, lie in borrowed memory or in memory common to processes, or have no memory."""
+"""Arrays that are read-only for good, are in loaned memory or in memory that processes share, or have no memory."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from ...errors import UsageError
 
 
 class Metadata(np.ndarray[Any, Any]):
-    """Numbers that this package itself sends, such as sizes, digests and packed objects, and no program."""
+    """Array that overlap itself sends, not the program: sizes, digests, packed objects."""
 
 
 def metadata(values: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> Array:
-    """Return an array of `Metadata`; in the memory of `values`, if that is an array of the dtype."""
+    """Return values as a `Metadata` array: a view of `values` if that is an array of the dtype, else a copy."""
     return np.asarray(values, dtype).view(Metadata)
 
 
 def read_only(array: Array) -> Array:
-    """Return an array of the same memory, which cannot be made writable again; `array` must be C-contiguous."""
+    """Return a view of a C-contiguous array that is read-only, and cannot be made writable again.
+
+    An array that is read-only already, or empty, is returned itself.
+    """
     if not array.flags.writeable or not array.size:
         array.flags.writeable = False
         return array
@@ -32,9 +35,13 @@ def read_only(array: Array) -> Array:
 
 
 class _Memory:
-    """Owner of borrowed memory, to which an array and all its views refer: it is freed after the last of them.
+    """Owner of loaned memory. Arrays in the memory and their views refer to it: after the last of them it is freed.
 
-    numpy lets views refer to the first object below them that is no array, or to the array above it.
+    (The `base` of a view is this object, or an array whose `base` is this object.)
+
+    Args:
+        view: The memory.
+        dropped: Called when this object is freed.
     """
 
     __slots__ = ("__array_interface__", "_dropped", "_view")
@@ -51,21 +58,21 @@ class _Memory:
 
 
 def held(view: memoryview, shape: tuple[int, ...], dtype: np.dtype[np.generic], dropped: Callable[[], None]) -> Array:
-    """Return an array in borrowed memory.
+    """Return an array in loaned memory.
 
     Args:
-        view: The memory: as many bytes as the array has, at least one; the array is read-only if this is.
+        view: The memory, with exactly the bytes of the array, at least one. If it is read-only, so is the array.
         shape: Shape of the array.
         dtype: Dtype of the array.
-        dropped: Called once, in any thread and in the midst of anything, when the array and all views of it, of
-            whatever kind, are gone.
+        dropped: Called once, when the array and all views of it are gone; in any thread, and at any point of a program,
+            as the garbage collector may run anywhere.
     """
     assert view.nbytes == prod(shape) * dtype.itemsize, "an array fills its memory"
     flat = np.asarray(_Memory(view, dropped))
     return flat.view(dtype).reshape(shape)
 
 
-# Smaller arrays are copied to common memory when they are sent, which takes fewer exchanges.
+# Up to this size it is quicker to copy an array to shared memory when it is sent.
 _LEAST_BYTES = 1 << 20
 
 
@@ -74,10 +81,10 @@ def common_array(
     dtype: np.dtype[np.generic],
     shape: int | Sequence[int],
 ) -> Array | None:
-    """Return an array of zeros in common memory; None where there is none, or it would not help.
+    """Return an array of zeros in memory that processes of this host share; None if there is none, or for small arrays.
 
     Args:
-        loan: Returns the memory of so many bytes, and a function that gives it back.
+        loan: Takes a number of bytes, and returns such memory and the function that releases it, or None.
         dtype: Dtype of the array.
         shape: Shape of the array.
     """
@@ -92,9 +99,9 @@ def common_array(
 
 
 def shape_only(shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
-    """Return an array that has a shape and a dtype, and one element in memory, a read-only zero.
+    """Return a read-only array of zeros with a shape and a dtype, and only one element in memory.
 
-    Views and slices of it take no memory either. Anything that computes with it makes real arrays of that shape.
+    Views and slices of the array take no memory either. A computation with the array makes real arrays of its shape.
 
     >>> everything = shape_only((70_000_000_000,), np.float32)
     >>> everything.nbytes, everything[:3].tolist()
@@ -105,11 +112,11 @@ def shape_only(shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
         dtype: Dtype of the array; its elements must be numbers.
 
     Raises:
-        UsageError: If there can be no such array.
+        UsageError: A side is negative, or the dtype is of Python objects.
     """
     kind = np.dtype(dtype)
     sides = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(shape)
     if kind.hasobject or (sides and min(sides) < 0):
         raise UsageError(f"shape_only: expected sides from 0 and a dtype of numbers, got {kind} {sides}")
-    # A tenth of the time of np.broadcast_to, and simulations make one for every result of every rank.
+    # This takes a tenth of the time of np.broadcast_to; simulations make such an array for every result of every rank.
     return np.ndarray(sides, kind, bytes(kind.itemsize), 0, (0,) * len(sides))

@@ -1,16 +1,16 @@
-"""Arrays in the memory of objects of other types, which export it: it is read and written there, without a copy.
+"""Arrays in the memory of foreign objects, which are read and written in place, without a copy.
 
-Such objects are CPU tensors of torch in any dtype that collectives carry (bfloat16 and float8 too, which numpy knows
-from ml_dtypes), objects with a buffer (`array.array`, `bytearray`, `memoryview`, `ctypes` arrays), and those with
+Foreign objects are CPU tensors of torch in any dtype that collectives carry (bfloat16 and float8 too, which ml_dtypes
+adds to numpy), objects with a buffer (`array.array`, `bytearray`, `memoryview`, `ctypes` arrays), and objects with
 DLPack or numpy's array protocols.
 
-Such objects cannot be made read-only while they are in flight. A tensor counts its changes: one that was changed while
-an operation read it makes this operation fail. A `bytearray` or an `array.array` cannot be resized meanwhile. Changes
-of other objects meanwhile may or may not be sent, as through views of an array.
+They cannot be made read-only while an operation uses them. A tensor counts its changes: if it was changed while an
+operation read it, the operation fails. A `bytearray` or an `array.array` cannot be resized in that time. Changes of
+other objects may or may not be sent, as for changes through views of an array.
 
-A tensor can do afterwards what it could do before. `Tensor.numpy()` would fix the size of its storage for good, and
-FSDP resizes storages between their uses; arrays from DLPack are read-only for the oldest versions of numpy and torch.
-So an array of a tensor is made from its address. As with gloo, a storage that is resized in flight is freed memory.
+An operation leaves a tensor as resizable as it was. `Tensor.numpy()` would fix the size of the tensor's storage for
+good, and FSDP resizes storages; arrays from DLPack are read-only with the oldest versions of numpy and torch. So the
+array of a tensor is made from the tensor's address. As with gloo, a storage that is resized in flight is freed memory.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ...errors import UsageError
 
 
 def as_input(value: object) -> Array:
-    """Return a value as an array: itself, or an array in the memory that it exports; a copy only if it exports none.
+    """Return a value as an array: itself, an array in the memory that it exports, or, if it exports none, a copy.
 
     Raises:
-        UsageError: If it cannot be an array of numbers.
+        UsageError: The value cannot be an array of numbers, or is a masked array.
     """
     tensor = _torch_of(value)
     if tensor is not None:
@@ -49,20 +49,26 @@ def as_input(value: object) -> Array:
 def as_output(value: object, argument: str) -> Array:
     """Return a writable array in the memory of a value.
 
+    Args:
+        value: An array, or an object that exports its memory.
+        argument: Name of the argument that has the value, for the error.
+
     Raises:
-        UsageError: Naming `argument`, if it has no memory, or memory that is read-only or not C-contiguous.
+        UsageError: The value exports no memory, or memory that is read-only or not C-contiguous.
     """
     _refuse_masked(value, argument)
     array = value if isinstance(value, np.ndarray) else _foreign_array(value, argument)
     if not array.flags.c_contiguous:
-        raise UsageError(f"{argument}: must be C-contiguous, got strides {array.strides} for shape {array.shape}")
+        raise UsageError(
+            f"{argument}: must be C-contiguous, got strides {array.strides} for shape {array.shape}; pass a new array"
+        )
     if not array.flags.writeable:
         raise UsageError(f"{argument}: is read-only; pass an array that may be written (is it still in flight?)")
     return array
 
 
 def _refuse_masked(value: object, argument: str) -> None:
-    """Raise `UsageError` for a masked array: its masked elements would be added up with the others."""
+    """Raise `UsageError` for a masked array, because a reduction would include the masked elements."""
     if isinstance(value, np.ma.MaskedArray):
         raise UsageError(
             f"{argument}: is a masked array; pass x.filled(value), or its .data and .mask one after the other"
@@ -70,20 +76,24 @@ def _refuse_masked(value: object, argument: str) -> None:
 
 
 def changes(value: object) -> Callable[[], bool] | None:
-    """Return a function: has the value been changed since now? None if it does not count its changes."""
+    """Return a function: has the value changed since this call? None if the value does not count its changes."""
     if _torch_of(value) is None:
         return None
     tensor: Any = value
     try:
-        # counts the changes of this tensor and of those that share its memory; torch has no public name for it
+        # Count of the changes of this tensor and of those that share its memory; torch has no public name for it.
         version = tensor._version
-    except (AttributeError, RuntimeError):  # torch has another name for it; inference tensors do not count
+    except (AttributeError, RuntimeError):  # torch has renamed it; or an inference tensor, which does not count
         return None
     return lambda: bool(tensor._version != version)
 
 
 def _foreign_array(value: object, argument: str) -> Array:
-    """Return an array in the memory of a foreign object."""
+    """Return an array in the memory of a foreign object; `argument` is the name of the argument, for the error.
+
+    Raises:
+        UsageError: The object exports no memory.
+    """
     tensor = _torch_of(value)
     if tensor is not None:
         return _tensor_array(value, tensor, argument)
@@ -95,25 +105,35 @@ def _foreign_array(value: object, argument: str) -> Array:
             return np.asarray(value)
         return np.asarray(memoryview(value))  # type: ignore[arg-type]
     except Exception as error:
-        if isinstance(error, TypeError) and not hasattr(kind, "__dlpack__"):  # it does not claim to have memory
+        if isinstance(error, TypeError) and not hasattr(kind, "__dlpack__"):  # an object without any such protocol
             error = TypeError("a result needs memory that can be written: pass a numpy array or a CPU tensor")
         raise UsageError(f"{argument}: expected an array, got {kind.__name__}; {error}") from error
 
 
 def _exports_only_dlpack(value: object) -> bool:
+    """Whether a value has DLPack, and neither of numpy's array protocols."""
     kind = type(value)
     return hasattr(kind, "__dlpack__") and not hasattr(kind, "__array__") and not hasattr(kind, "__array_interface__")
 
 
 def _torch_of(value: object) -> Any:  # a module, which is not imported here
-    """Return the torch module if `value` is one of its tensors: a program that has one has imported it."""
+    """Return the torch module if `value` is a tensor, else None. A program that has a tensor has imported torch."""
     torch = sys.modules.get("torch")
     tensor = getattr(torch, "Tensor", None)  # absent while torch is being imported
     return torch if tensor is not None and isinstance(value, tensor) else None
 
 
 def _tensor_array(value: object, torch: Any, argument: str) -> Array:
-    """Return an array in the memory of a tensor; refuse tensors that have none on the CPU."""
+    """Return an array in the memory of a tensor.
+
+    Args:
+        value: The tensor.
+        torch: The torch module.
+        argument: Name of the argument that has the tensor, for the error.
+
+    Raises:
+        UsageError: The tensor has no plain memory on the CPU, or its gradients are tracked.
+    """
     hint = _hint(value, torch)
     if hint is not None:
         raise UsageError(f"{argument}: cannot use the memory of this {type(value).__name__}: {hint}")
@@ -124,10 +144,10 @@ def _tensor_array(value: object, torch: Any, argument: str) -> Array:
 
 
 class _TensorMemory(ctypes.c_char * sys.maxsize):  # type: ignore[misc]
-    """Memory from the address of a tensor on, as the base of an array; the array has the length.
+    """Memory from an address on, without an end, as the base of an array, which has the right length.
 
     Attributes:
-        storage: Storage of the tensor, which lives as long as the array. The tensor itself may get another one.
+        storage: Storage of a tensor, which this attribute keeps alive as long as the array.
     """
 
     __slots__ = ("storage",)
@@ -137,20 +157,20 @@ _memory_at = _TensorMemory.from_address  # looked up once: half the time
 
 
 def bytes_at(address: int, nbytes: int) -> memoryview:
-    """Return the memory at an address, which somebody else keeps alive."""
+    """Return `nbytes` bytes of memory at an address; the caller keeps the memory alive."""
     return memoryview(_memory_at(address)).cast("B")[:nbytes]
 
 
 def tensor_array(tensor: Any) -> Array:
-    """Return an array that is the memory of a CPU tensor of torch, with its shape and strides.
+    """Return an array in the memory of a CPU tensor of torch, with the tensor's shape and strides.
 
-    Whether gradients are tracked does not matter. The array keeps the storage alive, and leaves it resizable.
+    The tensor may track gradients. The array keeps the tensor's storage alive, and leaves it resizable.
 
     Cost: 1.5 us on the calling thread for a contiguous tensor, as `detach().numpy()`; 2 us for one with other strides.
 
     Raises:
-        TypeError: If the tensor has no memory of plain numbers on the CPU, with the reason.
-        RuntimeError: If torch has no address for it.
+        TypeError: The tensor has no memory of plain numbers on the CPU; the text has the reason.
+        RuntimeError: torch has no address for the tensor.
     """
     dtype = _dtypes.get(tensor.dtype) or _dtype_of(tensor)
     address = tensor.data_ptr()
@@ -165,7 +185,11 @@ def tensor_array(tensor: Any) -> Array:
 
 
 def _array_without_address(tensor: Any, dtype: np.dtype[np.generic]) -> Array:
-    """Return the array of a tensor that is empty, or a result that torch still waits for; else raise `TypeError`."""
+    """Return the array of a tensor that is empty, or the result of a pending collective of torch, after a wait for it.
+
+    Raises:
+        TypeError: For all other tensors, with the reason why they have no memory to use.
+    """
     if not tensor.is_cpu:
         raise TypeError(f"it is on {tensor.device}; pass .cpu()")
     if tensor.is_neg() or tensor.is_conj():
@@ -189,16 +213,24 @@ _SAME_NAMES = {
 
 
 def _dtype_of(tensor: Any) -> np.dtype[np.generic]:
-    """Return the dtype of numpy or ml_dtypes that a tensor has, and keep it for the next one."""
+    """Return a tensor's dtype as one of numpy or ml_dtypes, and cache it in `_dtypes`.
+
+    Raises:
+        TypeError: There is no such dtype.
+    """
     name = str(tensor.dtype).removeprefix("torch.")
-    dtype = np.dtype(name) if name in _SAME_NAMES else _narrow(name)
-    if dtype is None:
+    scalar: Any = name if name in _SAME_NAMES else None
+    if name.startswith(("bfloat", "float8")):
+        import ml_dtypes  # only these types need it
+
+        scalar = getattr(ml_dtypes, name, None)
+    if scalar is None:
         raise TypeError(f"numpy has no dtype for {tensor.dtype}; convert it, as by .float()")
-    return _dtypes.setdefault(tensor.dtype, dtype)
+    return _dtypes.setdefault(tensor.dtype, np.dtype(scalar))
 
 
 def _hint(tensor: Any, torch: Any) -> str | None:
-    """Return advice for a tensor that has no memory to be used; None if it has."""
+    """Return the reason why a tensor's memory cannot be used, with advice; None if it can."""
     if tensor.device.type != "cpu":
         return f"it is on {tensor.device}; pass a tensor on the CPU, such as .cpu()"
     if tensor.layout is not torch.strided:
@@ -208,13 +240,3 @@ def _hint(tensor: Any, torch: Any) -> str | None:
     if tensor.is_conj() or tensor.is_neg():
         return "it is a lazy conjugate or negative; pass .resolve_conj().resolve_neg()"
     return None
-
-
-def _narrow(name: str) -> np.dtype[np.generic] | None:
-    """Return the dtype of ml_dtypes of that name, if there is one."""
-    if not name.startswith(("bfloat", "float8")):
-        return None
-    import ml_dtypes  # only these types need it
-
-    kind = getattr(ml_dtypes, name, None)
-    return None if kind is None else np.dtype(kind)

@@ -8,7 +8,14 @@ _CELLS_PER_TICK = 12
 
 
 def tick_step_ns(length_ns: int, cells: int) -> int:
-    """Return the smallest 1, 2 or 5 times a power of ten that leaves at least twelve cells from tick to tick."""
+    """Return the time between two ticks of an axis: 1, 2 or 5 times a power of ten.
+
+    It is the smallest that takes at least twelve characters: 20 for 100 ns on 72 characters.
+
+    Args:
+        length_ns: Length of the axis.
+        cells: Width of the axis in characters.
+    """
     wanted_ns = -(-length_ns * _CELLS_PER_TICK // cells)
     power = 1
     while power * 10 < wanted_ns:
@@ -17,7 +24,13 @@ def tick_step_ns(length_ns: int, cells: int) -> int:
 
 
 def ruler(length_ns: int, cells: int, *, mark: str) -> str:
-    """Draw `mark` and a label at every tick, in at most `cells` characters; a label that does not fit is left out."""
+    """Return the line of ticks under an axis: at each tick the mark and a label, or the mark alone if it does not fit.
+
+    Args:
+        length_ns: Length of the axis, above 0.
+        cells: Width of the axis in characters.
+        mark: Character of a tick.
+    """
     name, unit_ns = unit_for(length_ns)
     line = [" "] * cells
     step_ns = tick_step_ns(length_ns, cells)

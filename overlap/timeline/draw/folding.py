@@ -1,4 +1,4 @@
-"""Rows of a drawing: ranks that are alike share one, with their number and how far they differ; and their table."""
+"""Rows of a drawing: ranks with similar times share a row. And the table of times under the drawing."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..measure.metrics import Breakdown
 from ..measure.steps import of_steps
 
 _SIMILAR_SHARE = 0.02
-"""Ranks are alike if their times differ by at most this part of the step; by more if there is no room for the rows."""
+"""Ranks share a row if each of their times differs by at most this part of the step; by more if rows do not fit."""
 _BLAMED_SHARE = 0.25
 """Part of all waiting that a rank must have caused to get a row of its own."""
 _WAITING_SHARE = 0.01
-"""Part of all time: less waiting than this gives no rank a row of its own."""
+"""If ranks wait for less than this part of all time, no rank gets a row of its own for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,30 +26,36 @@ class Fold:
     """The ranks that share one row."""
 
     ranks: tuple[int, ...]  # Ascending
-    drawn: int  # The rank that is shown: its exposed communication is the median
-    spread: float  # The largest difference of their times, as part of the longest wall time
-    culprit: bool  # Whether others waited for the rank so long that it has a row of its own
+    drawn: int  # The rank that the row shows: the one with the median exposed communication
+    spread: float  # Largest difference in any time between two of the ranks, as part of the longest wall time
+    culprit: bool  # Whether the row has one rank, for which others waited long
 
     @property
     def label(self) -> str:
-        """Label of the row: the drawn rank, or "N like R" for N ranks of which R is drawn."""
+        """Label of the row: the rank, or "4 like 2" for four ranks of which rank 2 is drawn."""
         return str(self.drawn) if len(self.ranks) == 1 else f"{len(self.ranks)} like {self.drawn}"
 
 
-def fold(rows: Sequence[Breakdown], blamed_ns: Mapping[int, int], *, room: int) -> list[Fold]:
-    """Return at most `room` rows of ranks, at least one row; the ranks that were waited for most come first.
+def fold_alike_ranks(rows: Sequence[Breakdown], blamed_ns: Mapping[int, int], *, room: int) -> list[Fold]:
+    """Distribute ranks over at most `room` rows, at least one; ranks with similar times share a row.
 
-    Ranks whose times are alike share a row. The culprits come first, then the others by exposed communication, most
-    first. The difference that counts as alike doubles until there is room. Cost: for each doubling, each rank is
+    Ranks that others waited for long come first, each in a row of its own, then the others by exposed communication,
+    most first. The difference that counts as similar doubles until the rows fit. Cost: for each doubling, each rank is
     compared with each row.
+
+    Args:
+        rows: Times of each rank.
+        blamed_ns: By rank, how long others waited for it.
+        room: Largest number of rows.
     """
-    wall_ns = max((row.wall_ns for row in of_steps(rows)), default=0) or 1
+    wall_ns = max((row.wall_ns for row in of_steps(rows)), default=0) or 1  # 1: never divide by 0
     points = {row.rank: np.array([getattr(row, f"{name}_ns") for name in _TIME_NAMES]) / wall_ns for row in rows}
     total_ns = sum(blamed_ns.values())
     has_waiting = total_ns > _WAITING_SHARE * sum(row.wall_ns for row in rows)
     blamed = (
         rank for rank, ns in blamed_ns.items() if has_waiting and ns >= _BLAMED_SHARE * total_ns and rank in points
     )
+    # One row must be left for the other ranks.
     culprits = sorted(blamed, key=lambda rank: (-blamed_ns[rank], rank))[: max(room - 1, 0)]
     others = sorted((row for row in rows if row.rank not in culprits), key=lambda row: (-row.exposed_ns, row.rank))
     tolerance, groups = _SIMILAR_SHARE, _group_alike(others, points, _SIMILAR_SHARE)
@@ -63,7 +69,7 @@ def fold(rows: Sequence[Breakdown], blamed_ns: Mapping[int, int], *, room: int) 
 
 
 _TIME_NAMES = ("wall", "compute", "overlapped", "waiting", "wire", "kept", "copy", "queued", "idle")
-"""Times of a rank by which it is like others; the table has them in this order."""
+"""Times of a rank that are compared with those of others, in the order of the table."""
 
 
 _Point: TypeAlias = NDArray[np.float64]
@@ -71,7 +77,13 @@ _Point: TypeAlias = NDArray[np.float64]
 
 
 def _group_alike(rows: Sequence[Breakdown], points: Mapping[int, _Point], tolerance: float) -> list[list[Breakdown]]:
-    """Return groups: a rank joins the first group whose first rank differs by at most `tolerance` in each time."""
+    """Group ranks: each joins the first group whose first rank differs by at most `tolerance` in each time.
+
+    Args:
+        rows: The ranks, in order of precedence.
+        points: Times of each rank, as parts of the longest wall time.
+        tolerance: Largest difference, as a part of the longest wall time.
+    """
     groups: list[list[Breakdown]] = []
     for row in rows:
         for group in groups:
@@ -84,7 +96,13 @@ def _group_alike(rows: Sequence[Breakdown], points: Mapping[int, _Point], tolera
 
 
 def _make_fold(ranks: list[int], points: Mapping[int, _Point], *, culprit: bool) -> Fold:
-    """Return the row of ranks that are sorted by exposed communication: it shows the middle one."""
+    """Return the row of some ranks, which shows the middle one.
+
+    Args:
+        ranks: The ranks, at least one, sorted by exposed communication.
+        points: Times of each rank, as parts of the longest wall time.
+        culprit: See `Fold`.
+    """
     spread = float(np.ptp([points[rank] for rank in ranks], axis=0).max())
     return Fold(ranks=tuple(sorted(ranks)), drawn=ranks[(len(ranks) - 1) // 2], spread=spread, culprit=culprit)
 
@@ -93,19 +111,25 @@ _TABLE_HEADS = ("wall", "compute", "hidden", "hid%", "wait", "wire", "kept", "co
 
 
 def table_lines(rows: Sequence[tuple[Fold, Sequence[Breakdown]]], width: int) -> list[str]:
-    """Return the lines of the table under a drawing: for each row the means of its ranks.
+    """Return the lines of the table under a drawing: for each row, the times averaged over its ranks.
 
-    Wall is compute (some of which hides communication), waiting, bytes on the wire, time in which a program kept the
-    event loop, copies of a device's memory, queued and idle, added up. Columns that do not fit go into a second block
-    under the first; a column of zeros is left out where possible.
+    The wall time is the sum of compute, waiting, wire, kept, copy, queued and idle; hidden communication is a part of
+    compute. Columns that do not fit go into a second block under the first. The columns queued, copy and kept are left
+    out if all are 0.
+
+    Args:
+        rows: Each row of the drawing, and the times of its ranks.
+        width: Width of a line in characters.
     """
     unit, unit_ns = figure_unit(max(row.wall_ns for _, ranks in rows for row in ranks))
     heads = [f"rank/{unit}", *_TABLE_HEADS, "spread"]
     columns = [list(column) for column in zip(heads, *(_table_row(*row, unit_ns) for row in rows), strict=True)]
     for name in ("queued", "copy", "kept"):
         if not any(getattr(row, f"{name}_ns") for _, ranks in rows for row in ranks):
+            # The names are in order from right to left, so that the indexes of the others stay valid.
             columns.pop(heads.index(name))
     if all(len(one.ranks) == 1 for one, _ in rows):
+        # No row has several ranks: the last column, the spread, is empty.
         columns.pop()
     padded = [[text.rjust(max(map(len, column))) for text in column] for column in columns]
     lines: list[str] = []
@@ -115,7 +139,13 @@ def table_lines(rows: Sequence[tuple[Fold, Sequence[Breakdown]]], width: int) ->
 
 
 def _table_row(fold: Fold, ranks: Sequence[Breakdown], unit_ns: int) -> list[str]:
-    """Return the cells of a row of the table: means of its ranks, and their spread if they are several."""
+    """Return the texts of a row of the table: label, times averaged over the ranks, and spread ("" for one rank).
+
+    Args:
+        fold: The row of the drawing.
+        ranks: Times of its ranks.
+        unit_ns: Unit of the times, in nanoseconds.
+    """
 
     def total_ns(name: str) -> int:
         return sum(getattr(row, f"{name}_ns") for row in ranks)
@@ -127,14 +157,20 @@ def _table_row(fold: Fold, ranks: Sequence[Breakdown], unit_ns: int) -> list[str
 
 
 def _column_blocks(padded: list[list[str]], width: int) -> list[list[list[str]]]:
-    """Divide columns into blocks, each narrow enough to stand in `width` next to a copy of the first column."""
+    """Divide the columns after the first into blocks; each block fits into `width` next to a copy of the first column.
+
+    Args:
+        padded: The columns, each a list of texts of one width, the head first.
+        width: Width of a line in characters.
+    """
     blocks: list[list[list[str]]] = []
     room = 0
-    for column in padded[1:]:
+    labels, *others = padded
+    for column in others:
         needed = len(column[0]) + 2
         if not blocks or needed > room:
             blocks.append([])
-            room = width - len(padded[0][0])
+            room = width - len(labels[0])
         blocks[-1].append(column)
         room -= needed
     return blocks

@@ -18,6 +18,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ..columnar import sum_by
 from ..measure.activity import COMPUTE as COMPUTING
 from ..measure.activity import PROGRAM, WIRE, Activity
 from ..measure.activity import WAITING as WAITS
@@ -40,17 +41,17 @@ NO_WAITS: Waits = np.zeros((0, 3), np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Canvas:
-    """The drawn window of time, and the cells and the style in which lanes are drawn."""
+    """The drawn window of time, and the width and style of the lanes."""
 
-    window: Interval
-    cells: int
+    window: Interval  # First and last instant
+    cells: int  # Width of a lane in characters
     ascii: bool = False
     color: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """The merged intervals of one rank inside its window that are drawn."""
+    """What is drawn of one rank: merged intervals of each activity inside its window."""
 
     window: Interval
     compute: Merged
@@ -61,45 +62,63 @@ class Coverage:
 
 
 def coverage(activity: Activity, window: RankWindow) -> Coverage:
-    """Return the intervals of one of the windows of an activity."""
+    """Return what is drawn of a rank, from the activity of all ranks and the rank's window, which is one of its own."""
     compute, kept, waiting, wire = (
-        activity.cover(window, activity.doing == doing) for doing in (COMPUTING, PROGRAM, WAITS, WIRE)
+        activity.instants_in(window, activity.doing == doing) for doing in (COMPUTING, PROGRAM, WAITS, WIRE)
     )
-    hidden = activity.cover(window, activity.is_hidden)
+    hidden = activity.instants_in(window, activity.is_hidden)
     return Coverage(
         window=(window.start_ns, window.end_ns), compute=compute, kept=kept, hidden=hidden, waiting=waiting, wire=wire
     )  # fmt: skip
 
 
 def draw_lanes(cover: Coverage, canvas: Canvas, waits: Waits = NO_WAITS) -> tuple[list[Piece], list[Piece]]:
-    """Draw a compute and a communication lane; waits name their rank where it fits.
+    """Return the compute lane and the communication lane of a rank, each as pieces of text with a style.
 
     In ASCII, `#` is compute, `%` a kept event loop, `=` hidden, `!` wire, `~` waiting and `.` idle.
+
+    Args:
+        cover: What the rank did.
+        canvas: The window, width and style.
+        waits: Waits of the rank. A drawn wait is labelled with the awaited rank if there is room.
     """
     compute = _draw_lane((cover.kept, cover.compute), canvas, b".%#", _compute_cell)
     return compute, _label_waits(_draw_lane(_comm_layers(cover), canvas, b".=~!", _comm_cell), waits, canvas)
 
 
 def stream_lane(active: Merged, cover: Coverage, canvas: Canvas) -> list[Piece]:
-    """Draw the communication of one stream: the part of `cover` in the intervals in which the stream was active."""
+    """Return the lane of one stream: the rank's communication in the intervals in which the stream was active.
+
+    Args:
+        active: Intervals in which the stream was active.
+        cover: What the rank did.
+        canvas: The window, width and style.
+    """
     return _draw_lane([intersect(layer, active) for layer in _comm_layers(cover)], canvas, b".=~!", _comm_cell)
 
 
 def draw_row(cover: Coverage, canvas: Canvas) -> list[Piece]:
-    """Draw one row of half blocks: compute above, communication below; in ASCII, `=` is both."""
+    """Return one row of half blocks: compute above, communication below; in ASCII, `=` is both."""
     compute = _paint_units(canvas.window, canvas.cells, cover.compute)
     comm = _paint_units(canvas.window, canvas.cells, *_comm_layers(cover))
+    # Index of a glyph: 1 if computing, plus 2 for hidden communication, 4 for waiting or 6 for moving bytes.
     table = row_glyphs(ascii=canvas.ascii, color=canvas.color)
     return _join_styles([table[busy + 2 * kind] for busy, kind in zip(compute, comm, strict=True)])
 
 
 def _comm_layers(cover: Coverage) -> tuple[Merged, Merged, Merged]:
-    """Return hidden, waiting and moving communication, in the order in which later ones cover earlier ones."""
+    """Return hidden, waiting and moving communication: later layers are drawn over earlier ones."""
     return cover.hidden, cover.waiting, cover.wire
 
 
 def _label_waits(pieces: list[Piece], waits: Waits, canvas: Canvas) -> list[Piece]:
-    """Write the awaited rank into each shaded run that is long enough, if one rank has half of the waiting there."""
+    """Write the awaited rank into each drawn wait that has room, if at least half of the waiting there is for it.
+
+    Args:
+        pieces: The lane.
+        waits: Waits of the rank; empty: the lane stays as it is.
+        canvas: The window, width and style.
+    """
     if not len(waits):
         return pieces
     shade = "~" if canvas.ascii else "░"
@@ -107,6 +126,7 @@ def _label_waits(pieces: list[Piece], waits: Waits, canvas: Canvas) -> list[Piec
     named: list[Piece] = []
     offset = 0
     for text, style in pieces:
+        # The brackets in the pattern keep the shaded runs in the result of `split`.
         for run in re.split(f"({shade}+)", text):
             if run.startswith(shade):
                 first_ns, last_ns = (low + length * cell // canvas.cells for cell in (offset, offset + len(run)))
@@ -117,19 +137,24 @@ def _label_waits(pieces: list[Piece], waits: Waits, canvas: Canvas) -> list[Piec
 
 
 def awaited_rank(waits: Waits, first_ns: int, last_ns: int) -> int | None:
-    """Return the rank that at least half of the waiting between two instants is for; None without such a rank."""
+    """Return the rank for which at least half of the waiting between two instants is, or None without such a rank.
+
+    Args:
+        waits: Rows of (start, end, awaited rank).
+        first_ns: The first instant.
+        last_ns: The last instant.
+    """
     shared_ns = np.minimum(waits[:, 1], last_ns) - np.maximum(waits[:, 0], first_ns)
     ranks, rank_index = np.unique(waits[shared_ns > 0, 2], return_inverse=True)
     if not len(ranks):
         return None
-    sums_ns = np.zeros(len(ranks), np.int64)
-    np.add.at(sums_ns, rank_index, shared_ns[shared_ns > 0])
+    sums_ns = sum_by(rank_index, shared_ns[shared_ns > 0], len(ranks))
     most = int(sums_ns.argmax())  # of several, the lowest rank
     return int(ranks[most]) if 2 * sums_ns[most] >= sums_ns.sum() else None
 
 
 def _label_run(run: str, rank: int | None) -> str:
-    """Return a shaded run with the longest label of a rank that fits, or unchanged if none fits or `rank` is None."""
+    """Return a shaded run with the longest label that fits, such as "░ for 3 ░"; unchanged if `rank` is None."""
     for text in (f" waits for rank {rank} ", f" for {rank} ", f"{rank}"):
         if rank is not None and len(text) + 2 <= len(run):
             return text.center(len(run), run[0])
@@ -137,14 +162,18 @@ def _label_run(run: str, rank: int | None) -> str:
 
 
 def _paint_units(window: Interval, units: int, *layers: Merged) -> bytes:
-    """Return one byte per unit: the number (from 1) of the last layer that covers it, 0 where none does."""
+    """Divide a window into units, and return one byte for each: the number of the last layer that covers it, or 0.
+
+    Layers are numbered from 1.
+    """
     row = np.zeros(units, np.uint8)
     low, length = window[0], max(window[1] - window[0], 1)
-    # from which instant on each unit is the nearest one; the product may have more than 64 bits
+    # The middle of each unit; computed with Python's integers, as products may have more than 64 bits.
     edges_ns = np.array([low + -(-length * (2 * unit - 1) // (2 * units)) for unit in range(1, units + 1)], np.int64)
     for value, layer in enumerate(layers, 1):
         first = np.minimum(np.searchsorted(edges_ns, layer.start_ns, "right"), units - 1)
         last = np.maximum(np.searchsorted(edges_ns, layer.end_ns, "right"), first + 1)
+        # +1 where an interval begins, -1 where it ends: the running sum is the number of intervals over each unit.
         changes = np.bincount(first, minlength=units + 1) - np.bincount(last, minlength=units + 1)
         row[np.cumsum(changes[:units]) > 0] = value
     return row.tobytes()
@@ -153,8 +182,16 @@ def _paint_units(window: Interval, units: int, *layers: Merged) -> bytes:
 def _draw_lane(
     layers: Sequence[Merged], canvas: Canvas, glyphs: bytes, cell: Callable[[bytes, bool], Piece]
 ) -> list[Piece]:  # fmt: skip
-    """Return a lane: in ASCII, `glyphs` has the character of each layer; else `cell` draws each cell from its units."""
+    """Return a lane of some layers; later layers are drawn over earlier ones.
+
+    Args:
+        layers: The intervals of each layer.
+        canvas: The window, width and style.
+        glyphs: Characters for ASCII: for no layer, then for each layer.
+        cell: Without ASCII, makes a character from the layers of its eight units, and whether it has a colour.
+    """
     if canvas.ascii:
+        # `translate` needs a table of 256 bytes; only the first few are used.
         return [(_paint_units(canvas.window, canvas.cells, *layers).translate(glyphs.ljust(256)).decode("ascii"), "")]
     row = _paint_units(canvas.window, canvas.cells * _UNITS_PER_CELL, *layers)
     starts = range(0, len(row), _UNITS_PER_CELL)
@@ -162,7 +199,7 @@ def _draw_lane(
 
 
 def _join_styles(cells: Sequence[Piece]) -> list[Piece]:
-    """Join neighbouring cells of one style into one piece: few pieces print fast."""
+    """Join neighbouring cells of one style into one piece, as few pieces print faster."""
     pieces: list[Piece] = []
     text, style = "", ""
     for glyph, ink in cells:
@@ -175,7 +212,7 @@ def _join_styles(cells: Sequence[Piece]) -> list[Piece]:
 
 @cache
 def _compute_cell(units: bytes, color: bool) -> Piece:
-    """Return a cell of a compute lane from its units: shaded if most are of a kept loop, or else a bar of computes."""
+    """Return a cell of a compute lane: shaded if more units have a kept event loop than computes, otherwise a bar."""
     kept, busy = units.count(_KEPT), units.count(_COMPUTES)
     if kept > busy:
         return "▒", WAITING if color else ""
@@ -190,7 +227,8 @@ def _comm_cell(units: bytes, color: bool) -> Piece:
         return "░", WAITING if color else ""
     if exposed:
         idle = _UNITS_PER_CELL - exposed - hidden - waiting
-        rest = HIDDEN if hidden > idle + waiting else WAITING if waiting > idle + hidden else ""
+        rest = HIDDEN if hidden > idle + waiting else ""
+        rest = WAITING if waiting > idle + hidden else rest
         return _full_bar(exposed, EXPOSED, rest, right=_leans_right(units, _MOVES), color=color)
     halves = (half.count(_IS_HIDDEN) for half in (units[: _UNITS_PER_CELL // 2], units[_UNITS_PER_CELL // 2 :]))
     return (_half_bar(*halves), HIDDEN if color else "") if hidden else (" ", "")
@@ -203,19 +241,33 @@ def _leans_right(units: bytes, value: int) -> bool:
 
 
 def _full_bar(eighths: int, ink: str, rest: str, *, right: bool, color: bool) -> Piece:
-    """Return a full-height bar of some eighths of a cell, from the left or the right; `rest` colours what is left."""
+    """Return a cell with a full-height bar over a part of it.
+
+    Args:
+        eighths: Width of the bar in eighths of the cell.
+        ink: Colour of the bar.
+        rest: Colour of the other part of the cell; "": none.
+        right: Whether the bar is at the right edge.
+        color: Whether to use colours. Without them a bar at the right is a half or an eighth wide.
+    """
     if eighths == _UNITS_PER_CELL:
         return "█", ink if color else ""
     if not color:
-        return (("▐" if eighths > 2 else "▕") if right else _EIGHTHS[eighths]), ""
+        right_bar = "▐" if eighths > 2 else "▕"
+        return (right_bar if right else _EIGHTHS[eighths]), ""
     if not right:
         return _EIGHTHS[eighths], f"{ink} on {rest}" if rest else ink
-    # There are no right-anchored eighths: draw the rest from the left and swap the two colours.
+    # Unicode has no bars of eighths at the right edge: draw the rest from the left, and swap the two colours.
     return _EIGHTHS[8 - eighths], f"{rest} on {ink}" if rest else f"reverse {ink}"
 
 
 def _half_bar(left: int, right: int) -> str:
-    """Return a half-height bar over the left half, the right half, or both if each has two units or more."""
+    """Return a half-height bar over the half of the cell with more units, or over both if each has two or more.
+
+    Args:
+        left: Units in the left half, of four.
+        right: Units in the right half, of four.
+    """
     if min(left, right) >= 2:
         return "▄"
     return "▖" if left >= right else "▗"

@@ -35,8 +35,8 @@ _LANES_ASCII = [
     ("!", "", "on the wire"),
     (".", "", "idle"),
 ]
-# By 1 if computing, plus 2 for hidden communication, 4 for waiting or 6 for moving bytes: compute alone is the upper
-# half, bytes alone the lower, both by chance in one cell a diagonal.
+# Index of a glyph: 1 if computing, plus 2 for hidden communication, 4 for waiting or 6 for moving bytes. Compute alone
+# is the upper half, bytes alone the lower; a cell with one after the other has a diagonal.
 _ROW_ASCII: Sequence[Piece] = [(glyph, "") for glyph in ".#?=~~!!"]
 _ROW_PLAIN: Sequence[Piece] = [(" ", ""), ("▀", ""), ("▄", ""), ("█", ""), ("░", ""), ("░", ""), ("▄", ""), ("▞", "")]
 _ROW_COLOR: Sequence[Piece] = [
@@ -53,27 +53,35 @@ _ROW_MEANINGS = {1: "compute", 3: "both", 4: "waiting for a rank", 6: "on the wi
 
 
 def row_glyphs(*, ascii: bool, color: bool) -> Sequence[Piece]:
-    """Return the eight glyphs of a row of half blocks, each with its style."""
+    """Return the eight glyphs of a row of half blocks, each with its style; see `_ROW_ASCII` for the index."""
     return _ROW_ASCII if ascii else _ROW_COLOR if color else _ROW_PLAIN
 
 
 def legend_lines(columns: int, *, two_lanes: bool, ascii: bool, color: bool, kept: bool) -> list[list[Piece]]:
-    """Return glyphs and their meaning, on as many lines as they need; `kept`: whether an event loop was kept."""
+    """Return the legend of a drawing: each glyph with its meaning, on as many lines as needed.
+
+    Args:
+        columns: Width of a line in characters.
+        two_lanes: Whether each row of the drawing has two lanes; otherwise rows are of half blocks.
+        ascii: Whether the drawing is in ASCII.
+        color: Whether the drawing has colours.
+        kept: Whether a program kept an event loop busy: then the legend has an entry for that.
+    """
     if two_lanes:
-        entries = _LANES_ASCII if ascii else _LANES_BLOCK
-        if kept:
-            entries = [entries[0], ("%" if ascii else "▒", WAITING, "event loop kept"), *entries[1:]]
+        compute, *others = _LANES_ASCII if ascii else _LANES_BLOCK
+        kept_entry = [("%" if ascii else "▒", WAITING, "event loop kept")] if kept else []
+        entries = [compute, *kept_entry, *others]
     else:
         glyphs = row_glyphs(ascii=ascii, color=color)
-        last = (*glyphs[0], "idle") if ascii else (*glyphs[7], "compute, wire in turn")
+        idle, *_, in_turn = glyphs
+        last = (*idle, "idle") if ascii else (*in_turn, "compute, wire in turn")
         entries = [*((*glyphs[at], meaning) for at, meaning in _ROW_MEANINGS.items()), last]
     lines: list[list[Piece]] = [[]]
-    used = 0
     for glyph, style, meaning in entries:
         gap = "  " if lines[-1] else ""
+        used = sum(len(text) for text, _ in lines[-1])
         if used + len(f"{gap}{glyph} {meaning}") > columns:
             lines.append([])
-            gap, used = "", 0
+            gap = ""
         lines[-1] += [(gap, ""), (glyph, style if color else ""), (f" {meaning}", "")]
-        used += len(f"{gap}{glyph} {meaning}")
     return lines

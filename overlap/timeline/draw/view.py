@@ -19,7 +19,7 @@ from ..measure.metrics import Breakdown, measure_windows
 from ..measure.steps import of_steps, rank_windows
 from ..spans import CUT, ENDED, Timeline
 from .axis import ruler
-from .folding import Fold, fold, table_lines
+from .folding import Fold, fold_alike_ranks, table_lines
 from .lanes import NO_WAITS, Canvas, Coverage, coverage, draw_lanes, draw_row, stream_lane
 from .theme import Piece, legend_lines
 
@@ -30,11 +30,12 @@ MIN_WIDTH = 40
 TWO_LANES_UP_TO = 16
 """Rows drawn with two lanes each; more get one line each."""
 ROWS_WITHOUT_SCREEN = 8
-"""Rows of folded ranks where there is no screen height to go by."""
+"""Largest number of rows if the height of the screen is unknown."""
 STREAMS_UP_TO = 4
-"""Communication streams of a rank with a lane each; more share one."""
+"""A rank with at most this many communication streams has a lane for each; more streams share one."""
+_MAX_NAME = 9  # characters of the name of a stream
 _LINES_PER_ROW = 3  # two lanes, and a line of the table
-_LINES_BESIDE_ROWS = 9  # what the command says before, title, ruler, legend, two blanks, head of the table, the prompt
+_LINES_BESIDE_ROWS = 9  # line of the command, title, ruler, legend, two blanks, head of the table, prompt
 
 _Line: TypeAlias = list[Piece]
 
@@ -42,24 +43,25 @@ _Line: TypeAlias = list[Piece]
 class TimelineView:
     """A timeline that rich can print: `console.print(TimelineView(timeline, step=3))`.
 
-    Ranks that are alike share a row, which shows one of them; the ranks that others waited for most come first, on rows
-    of their own. Up to 16 rows get a compute lane and a lane for each communication stream; more get one line each. As
-    many rows are made as fit on the screen.
+    Ranks that are alike share a row, which shows one of them. The ranks that others waited for most come first, on rows
+    of their own. Up to 16 rows have a compute lane and a lane for each communication stream; of more rows, each has one
+    line. The number of rows is the largest that fits on the screen.
 
     Args:
         timeline: The run to draw. It is read at construction, so later changes do not show.
-        step: A step index, or None for the whole run.
-        ranks: World ranks to draw, each on a row of its own, in their order; None means all.
-        width: Columns, at least 40; None takes the console's.
-        ascii: Draw with `#`, `=`, `~`, `!` and `.` only. Dumb terminals and streams that are not UTF-8 get that anyway.
-        all: Whether every rank gets a row of its own, however many there are.
-        rows: At most so many rows, each with two lanes, whatever the height; None: as many as fit.
+        step: A step index; None: the whole run.
+        ranks: World ranks to draw, each on a row of its own, in their order; None: all ranks.
+        width: Columns, at least 40; None: the width of the console.
+        ascii: Whether to draw with `#`, `=`, `~`, `!` and `.` only. On dumb terminals and streams that are not UTF-8
+            this is always so.
+        all: Whether every rank gets a row of its own, however many ranks there are.
+        rows: Largest number of rows, each with two lanes, whatever the height; None: the number that fits.
         sentence: The last line; None: the sentence of `overlap.why` on the timeline.
 
     Attributes:
         sentence: The last line.
-        counted: Number of ranks whose means the sentence has.
-        length_ns: The longest rank's time.
+        counted: Number of ranks over which the sentence takes means.
+        length_ns: Time of the longest rank.
 
     Raises:
         UsageError: If the timeline is empty, or no rank recorded that step, or a rank is not in it.
@@ -89,9 +91,7 @@ class TimelineView:
             for rank, waits in pieces.take(pieces.is_cause(WAIT) & (pieces.late >= 0)).by_rank()
         }
         counted = pieces.take(np.isin(pieces.rank, [window.rank for window in of_steps(windows)]))
-        self._blamed_ns = {
-            rank: int((waits.end_ns - waits.start_ns).sum()) for rank, waits in counted.by_late() if rank >= 0
-        }
+        self._blamed_ns = {rank: int(waits.lengths_ns.sum()) for rank, waits in counted.by_late() if rank >= 0}
         self.sentence: str = (
             explain(facts_of(timeline, activity, counted, step=step)).verdict if sentence is None else sentence
         )
@@ -114,75 +114,69 @@ class TimelineView:
 
         Args:
             width: Columns, used unless the view has its own.
-            height: Rows of the screen, which bound the number of rows shown; None allows 8.
-            ascii: As for the view; either one suffices.
-            color: Whether to set styles; without, all kinds still differ by glyph.
+            height: Rows of the screen, which bound the number of rows shown; None: no screen, and at most 8 rows.
+            ascii: Whether to draw in ASCII, even if the view does not.
+            color: Whether to set styles. Without styles, all kinds still differ by glyph.
             length_ns: Least length of the axis, so that pictures of several runs have one scale.
-            label: Least width of the labels, for the same reason.
+            label: Least width of the labels, so that the axes of several pictures begin in one column.
         """
         columns = max(self._width or width, MIN_WIDTH)
         sentence = wrapped(self.sentence, columns)
         folds = self._choose_rows(height, len(sentence))
         two_lanes = len(folds) <= TWO_LANES_UP_TO
         lanes = sum(len(self._stream_activity.get(fold.drawn, {})) for fold in folds)
+        # Lines that are free for lanes. Without a screen, four for each row.
         free = ROWS_WITHOUT_SCREEN * 4 if height is None else height - _LINES_BESIDE_ROWS - len(sentence) - len(folds)
         streams = two_lanes and self._most_rows is None and lanes + len(folds) <= free
         covers = [self._covers[fold.drawn] for fold in folds]
-        start_ns = min(cover.window[0] for cover in covers)
-        window = start_ns, max(start_ns + length_ns, *(cover.window[1] for cover in covers))
+        starts_ns, ends_ns = zip(*(cover.window for cover in covers), strict=True)
+        start_ns = min(starts_ns)
+        end_ns = max(start_ns + length_ns, *ends_ns)
         wide = max(label, *(len(fold.label) for fold in folds))
         heads = [(fold.drawn, f"{fold.label:>{wide}}") for fold in folds]
-        edges = wide + 3 + (len(self._widest_name(folds, streams)) if two_lanes else 0)
-        canvas = Canvas(window, columns - edges, ascii or self._ascii, color)
-        mark = "|" if canvas.ascii else "╵"
-        return [
-            *_styled_lines(wrapped(f"{self._title}{_folding_note(folds)}", columns), "bold" if color else ""),
-            *(
-                line
-                for rank, head in heads
-                for line in self._draw_rank(rank, head, canvas, edges - 2, two_lanes=two_lanes, streams=streams)
-            ),
-            [(" " * (edges - 1) + ruler(max(window[1] - window[0], 1), canvas.cells, mark=mark), "")],
-            *legend_lines(
-                columns,
-                two_lanes=two_lanes,
-                ascii=canvas.ascii,
-                color=color,
-                kept=any(len(each.kept) for each in covers),
-            ),
-            [],
-            *_styled_lines(
-                table_lines([(fold, [row for row in self._rows if row.rank in fold.ranks]) for fold in folds], columns)
-            ),
-            [],
-            *_styled_lines(sentence),
+        # Width beside the lane: label, blank and an edge on both sides; with two lanes also the names, and a blank.
+        names = [name[:_MAX_NAME] for fold in folds if streams for name in self._stream_activity.get(fold.drawn, {})]
+        edges = wide + 3 + (max(map(len, ["compute", "comm", *names])) + 1 if two_lanes else 0)
+        canvas = Canvas((start_ns, end_ns), columns - edges, ascii or self._ascii, color)
+        title = _styled_lines(wrapped(f"{self._title}{_folding_note(folds)}", columns), "bold" if color else "")
+        drawn = [
+            line
+            for rank, head in heads
+            for line in self._draw_rank(rank, head, canvas, edges - 2, two_lanes=two_lanes, streams=streams)
         ]
+        mark = "|" if canvas.ascii else "╵"
+        axis = " " * (edges - 1) + ruler(max(end_ns - start_ns, 1), canvas.cells, mark=mark)
+        kept = any(len(cover.kept) for cover in covers)
+        legend = legend_lines(columns, two_lanes=two_lanes, ascii=canvas.ascii, color=color, kept=kept)
+        rows = [(fold, [row for row in self._rows if row.rank in fold.ranks]) for fold in folds]
+        table, end = _styled_lines(table_lines(rows, columns)), _styled_lines(sentence)
+        return [*title, *drawn, [(axis, "")], *legend, [], *table, [], *end]
 
     def _choose_rows(self, height: int | None, used_lines: int) -> list[Fold]:
-        """Return the rows to draw: one for each rank if all are drawn, or else as many as the screen has room for."""
+        """Return the rows to draw: one for each rank if all are shown, otherwise as many as fit on the screen.
+
+        Args:
+            height: Lines of the screen; None: unknown.
+            used_lines: Lines that the sentence takes.
+        """
         if self._shows_all_ranks:
             return [Fold(ranks=(rank,), drawn=rank, spread=0.0, culprit=False) for rank in self._covers]
         room = ROWS_WITHOUT_SCREEN if height is None else (height - _LINES_BESIDE_ROWS - used_lines) // _LINES_PER_ROW
         room = room if self._most_rows is None else self._most_rows
-        return fold(self._rows, self._blamed_ns, room=max(room, 1))
-
-    def _widest_name(self, folds: Sequence[Fold], shown: bool) -> str:
-        """Return the longest lane name and a blank: names of all lanes get its width."""
-        streams = [self._stream_activity.get(fold.drawn, {}) for fold in folds if shown]
-        return max(["compute", "comm", *(name[:9] for names in streams for name in names)], key=len) + " "
+        return fold_alike_ranks(self._rows, self._blamed_ns, room=max(room, 1))
 
     def _draw_rank(
         self, rank: int, head: str, canvas: Canvas, wide: int, *, two_lanes: bool, streams: bool
     ) -> list[_Line]:  # fmt: skip
-        """Return the lines of one rank: its lanes, each with its name before it and an edge on both sides.
+        """Return the lines of one rank: its lanes, each with a name before it and an edge on both sides.
 
         Args:
             rank: The rank.
-            head: Its label.
-            canvas: Where and how lanes are drawn.
-            wide: Width of label and name.
+            head: Label of the rank, shown on the first line.
+            canvas: The window, width and style.
+            wide: Width of label and name together.
             two_lanes: Whether compute and communication have a lane each.
-            streams: Whether each stream has one, if the rank has several.
+            streams: Whether each communication stream has a lane, if the rank has several.
         """
         edge, cover = "|" if canvas.ascii else "│", self._covers[rank]
         names, bodies = [""], [draw_row(cover, canvas)]
@@ -190,8 +184,8 @@ class TimelineView:
             names, bodies = ["compute", "comm"], [*draw_lanes(cover, canvas, self._waits.get(rank, NO_WAITS))]
         active = self._stream_activity.get(rank, {})
         if streams and len(active) > 1:
-            names = ["compute", *(name[:9] for name in active)]
-            bodies = [bodies[0], *(stream_lane(each, cover, canvas) for each in active.values())]
+            names[1:] = (name[:_MAX_NAME] for name in active)
+            bodies[1:] = (stream_lane(activity, cover, canvas) for activity in active.values())
         heads = [f"{head if not at else '':>{len(head)}} {name}".ljust(wide) for at, name in enumerate(names)]
         return [[(text + edge, ""), *body, (edge, "")] for text, body in zip(heads, bodies, strict=True)]
 
@@ -235,7 +229,7 @@ _IN_NOTEBOOKS = '<pre style="line-height: normal; font-family: monospace">{code}
 
 
 def _title_text(timeline: Timeline, step: int | None, ranks: int) -> str:
-    """Return the first part of the title: the step, how many ranks are drawn, and what the trace lacks."""
+    """Return the first part of the title: the step, the number of drawn ranks, and faults of the trace."""
     subject = "whole run" if step is None else f"step {step}"
     clock = ", virtual time" if timeline.clock == "virtual" else ""
     lost = f", {timeline.dropped} older spans not kept" if timeline.dropped else ""
@@ -245,7 +239,7 @@ def _title_text(timeline: Timeline, step: int | None, ranks: int) -> str:
 
 
 def _uncounted_note(rows: Sequence[Breakdown]) -> str:
-    """Return the part of the title on ranks that mark no steps, and so are drawn but not counted; "" if none."""
+    """Return the part of the title on ranks without steps, which are drawn but not counted; "" if there are none."""
     counted = {row.rank for row in of_steps(rows)}
     ranks = [row.rank for row in rows if row.rank not in counted]
     if not ranks:
@@ -255,7 +249,7 @@ def _uncounted_note(rows: Sequence[Breakdown]) -> str:
 
 
 def _folding_note(folds: Sequence[Fold]) -> str:
-    """Return the end of the title: how the rows are sorted, and how far ranks of one row differ."""
+    """Return the end of the title: how rows are sorted, and by how much ranks in one row differ."""
     parts = []
     if len(folds) > 1 and folds[0].culprit:
         parts.append("who is waited for most is first")
@@ -267,7 +261,10 @@ def _folding_note(folds: Sequence[Fold]) -> str:
 
 
 def _stream_activity(timeline: Timeline, covers: Mapping[int, Coverage]) -> dict[int, dict[str, Merged]]:
-    """Return when each stream of each rank was active, by rank and name; ranks with too many streams have none."""
+    """Return the intervals in which each stream was active, by rank and name of the stream.
+
+    Ranks with more than `STREAMS_UP_TO` streams are left out.
+    """
     streams: dict[int, dict[str, Merged]] = {}
     columns = timeline.columns
     for rank, rows in columns.rows_by_rank(columns.is_kind("comm") & np.isin(columns.rank, list(covers))).items():

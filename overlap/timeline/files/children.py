@@ -1,51 +1,62 @@
-"""Processes that read the files of a job, two at a time: `python -m overlap.timeline.files.children FUNCTION FILE ...`.
+"""Processes that read the files of a job, two at a time: `python -m overlap.timeline.files.children FUNCTION PIPE PID`.
 
-They run a module of their own, and not the caller's script, which may call `overlap.why` without a guard.
+They run this module, not the caller's script, which may call `overlap.why` without `if __name__ == "__main__"`. Each
+process reads many files, one after the other, as its start takes as long as reading 100 MB.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-import pickle
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from importlib import import_module
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 from ...errors import UsageError
 from .packed import unpacking
 
 SMALL_BYTES = 16 << 20
-"""Files that together have fewer bytes are read faster than processes start."""
+"""Files with at most this many bytes together are read in this process: that is quicker than starting others."""
 MAX_PROCESSES = 2
-"""Each needs some 200 MB for 250 MB of text."""
+"""Processes at a time; each may need more memory than its largest file has text."""
+_LOOK_S = 0.2  # time between two looks of a child at its parent
 _ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 28), "MALLOC_TRIM_THRESHOLD_": str(1 << 29)}
-"""Pieces of text are of one size: memory that is given back for each costs a sixth of the time."""
+"""Settings of malloc: it keeps the memory of each piece of text for the next; freeing it costs a sixth of the time."""
 
 Progress = Callable[[int, int], None]
-"""Called with how many files are read, and how many there are."""
+"""Called with the number of files that are read, and of all files."""
 
 
 T = TypeVar("T")
 
 
 def read_files(
-    read: Callable[[Path], T], batches: Sequence[Sequence[Path]], *, progress: Progress | None = None
+    read: Callable[[Path], T], files: Sequence[Path], *, progress: Progress | None = None
 ) -> list[T | UsageError]:
-    """Return what a function reads from each file, or its refusal, in the order of the batches.
+    """Read each file with a function, in up to `MAX_PROCESSES` processes, which have ended when this returns or raises.
 
-    Each batch has a process of its own, which ends with this call whatever ends it. One file is read in this process,
-    and so are files that together have at most `SMALL_BYTES`.
+    A single file, and files with at most `SMALL_BYTES` together, are read in this process.
+
+    Args:
+        read: A function at the top level of a module, which processes import. It returns an object that can be pickled,
+            or raises `UsageError`.
+        files: The files.
+        progress: Called before each file that is read here, or after each file that another process has read.
+
+    Returns:
+        For each file, in the order of `files`, the result of `read` or the `UsageError` that it raised.
 
     Raises:
-        UsageError: A process has ended before it had read its files.
+        UsageError: A process ended before it had read its file.
     """
-    files = [file for batch in batches for file in batch]
     nbytes = sum(file.stat().st_size for file in files if file.exists())
     if len(files) < 2 or nbytes <= SMALL_BYTES or not sys.executable:
         found = []
@@ -54,57 +65,94 @@ def read_files(
                 progress(number, len(files))
             found.append(_read_or_refusal(read, file))
         return found
-    children: list[subprocess.Popen[bytes]] = []
-    pool = ThreadPoolExecutor(MAX_PROCESSES)
+    children = dict[Connection, subprocess.Popen[bytes]]()  # by the pipe to each
+    reading = dict[Connection, int]()  # number of the file that the process at the other end of a pipe reads
+    results = dict[int, T | UsageError]()  # by the number of the file
+
+    def receive() -> Connection:
+        """Wait for the next result, and return the pipe to its process, which is idle then."""
+        pipe = cast("Connection", wait(reading)[0])
+        number = reading.pop(pipe)
+        try:
+            results[number], unpacked_bytes = pipe.recv()
+        except (OSError, EOFError) as error:
+            raise UsageError(
+                f"the process that read {files[number]} ended with {children[pipe].wait()}, perhaps for lack of "
+                "memory; name fewer files"
+            ) from error
+        unpacking.add(unpacked_bytes)
+        if progress is not None:
+            progress(len(results) - 1, len(files))
+        return pipe
+
     try:
-        function = f"{read.__module__}:{read.__name__}"
-        results = [pool.submit(_read_in_child, function, batch, children) for batch in batches]
-        for number, _ in enumerate(as_completed(results)):
-            if progress is not None:
-                progress(number, len(batches))
-        return [each for result in results for each in result.result()]
+        for number, file in enumerate(files):
+            if number < MAX_PROCESSES:
+                pipe, child_end = Pipe()
+                with child_end:
+                    descriptor = child_end.fileno()
+                    function, numbers = f"{read.__module__}:{read.__name__}", map(str, (descriptor, os.getpid()))
+                    command = [sys.executable, "-m", __name__, function, *numbers]
+                    env = os.environ | _ENVIRONMENT
+                    children[pipe] = subprocess.Popen(
+                        command, pass_fds=[descriptor], env=env, stdout=subprocess.DEVNULL
+                    )
+            else:
+                pipe = receive()
+            with suppress(OSError):  # the process has ended: `receive` reports that
+                pipe.send(file)
+            reading[pipe] = number
+        while reading:
+            receive()
+        return [results[number] for number in range(len(files))]
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for child in children:
+        for child in children.values():
             child.kill()
-        pool.shutdown()
-
-
-def _read_in_child(function: str, files: Sequence[Path], children: list[subprocess.Popen[bytes]]) -> list[Any]:
-    """Run a process that reads files with a function; return its results. The process is added to `children`."""
-    command = [sys.executable, "-m", __name__, function, *map(str, files)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | _ENVIRONMENT) as child:
-        children.append(child)
-        data, _ = child.communicate()
-    if child.returncode:
-        raise UsageError(
-            f"why: the process that read {files[0]} ended with {child.returncode}, perhaps for lack of memory; "
-            "name fewer files"
-        )
-    results: list[Any]
-    results, unpacked_bytes = pickle.loads(data)  # of our own child
-    unpacking.add(unpacked_bytes)
-    return results
+            child.wait()
 
 
 def _read_or_refusal(read: Callable[[Path], T], file: Path) -> T | UsageError:
+    """Return the result of `read` for a file, or the `UsageError` that it raises."""
     try:
         return read(file)
     except UsageError as refusal:
         return refusal
 
 
-def _write_results(function: str, files: Sequence[str]) -> None:
-    """Read files with a function, and write the pickled results to standard output."""
+def _read_files_from_pipe(function: str, pipe_number: str, parent: str) -> None:
+    """Read each file whose path arrives in a pipe, and send back (result, unpacked bytes), until the parent ends.
+
+    Args:
+        function: The function that reads a file, as "module:name".
+        pipe_number: File descriptor of the pipe.
+        parent: Id of the parent process.
+    """
+    # An interrupt ends this process without a traceback; the parent reports it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
     gc.disable()  # data of files has no cycles, and a search for them takes a quarter of the time
     module, _, name = function.partition(":")
-    results = [_read_or_refusal(getattr(import_module(module), name), Path(file)) for file in files]
-    sys.stdout.buffer.write(pickle.dumps((results, unpacking.nbytes)))
+    read = getattr(import_module(module), name)
+    with Connection(int(pipe_number)) as pipe, suppress(EOFError):
+        while True:
+            unpacking.nbytes = 0
+            result = _read_or_refusal(read, pipe.recv())
+            try:
+                pipe.send((result, unpacking.nbytes))
+            except (BrokenPipeError, ConnectionResetError):  # the parent has ended
+                return
+            del result  # free its memory before the next file is read
+
+
+def _end_with(parent: int) -> None:
+    """Wait until the process `parent` has ended, then end this process at once. Runs in a thread."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os._exit(1)
 
 
 if __name__ == "__main__":
-    # by the name of the module, so that reports are of classes that the parent has
-    from overlap.timeline.files.children import _write_results as main
+    # Imported by name: classes of `__main__` could not be unpickled by the parent.
+    from overlap.timeline.files.children import _read_files_from_pipe as main
 
-    main(sys.argv[1], sys.argv[2:])
+    main(*sys.argv[1:])

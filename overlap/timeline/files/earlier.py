@@ -1,4 +1,4 @@
-"""Trace files of earlier versions: a JSON object with our header, and Chrome events with Kineto's names of fields."""
+"""Trace files of version 1: a JSON object with a header of overlap, and Chrome events with Kineto's names of fields."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .sections import checked_header, decode_columns, without_backwards
 from .trace import SpanArgs, SpanEvent
 
 VERSION = 1
-"""Version of this form."""
+"""Version of the files that this module reads."""
 
 
 class _Args(SpanArgs, gc=False):
-    """Fields of an event, of which some had other names."""
+    """Fields of an event in version 1, some under other names than today."""
 
     start_ns: int = NONE
     op: str = msgspec.field(default="", name="Collective name")
@@ -29,7 +29,7 @@ class _Args(SpanArgs, gc=False):
 
 
 class _EarlierEvent(msgspec.Struct, gc=False):
-    """Event of a span, or of category "issue": one that only viewers need."""
+    """Event of a span, or of category "issue", which only viewers need."""
 
     ph: str = ""
     pid: int = 0
@@ -40,22 +40,20 @@ class _EarlierEvent(msgspec.Struct, gc=False):
 
 
 def earlier_timeline(file: BinaryIO) -> Timeline:
-    """Return the timeline of a file of version 1, of its complete events if it was cut off.
+    """Read a trace file of version 1; if it was cut off, its complete events.
 
     Raises:
-        ValueError: A field is missing or not what it should be; it is named.
+        ValueError: A field is missing or not what it should be; the message names it.
         OverflowError: A number has more than 64 bits.
-        UsageError: A later version has written it, or it has no event.
+        UsageError: A later version has written the file, or it has no event.
     """
     reader = EventReader[_EarlierEvent](file, _EarlierEvent, OF_OBJECT)
-    try:
-        events = [event for piece in reader for event in piece if event.ph == "X" and event.cat != "issue"]
-    except msgspec.ValidationError as error:
-        raise ValueError(str(error).replace("`$[", "`$.traceEvents[")) from error
+    events = [event for piece in reader for event in piece if event.ph == "X" and event.cat != "issue"]
     header = checked_header(reader.fields.get("overlap"), VERSION)
     columns = decode_columns(cast("list[SpanEvent]", events))
-    if (columns.start_ns == NONE).any():
-        raise ValueError("a span has no start_ns")
+    if (lacks_start := columns.start_ns == NONE).any():
+        number = int(lacks_start.argmax())
+        raise ValueError(f"span {number} ({events[number].name!r}; spans count from 0) has no start_ns")
     columns, facts = without_backwards(columns)
     facts |= {} if reader.is_complete else {CUT: "only what is complete"}
     return Timeline.of_columns(

@@ -1,8 +1,8 @@
 """Timelines of profiles: each file of PyTorch's profiler (Kineto) is one rank.
 
-Where events of a device are recorded, computes are its kernels, communication is the kernels of the communication
-libraries, and a step is what was launched in it: see `windows`, which `overlap why` shares. On a CPU, computes are the
-outermost operators and communication is what gloo's threads do, or our backend from the call of an operation on.
+If events of a device are recorded, computes are its kernels, communication is the kernels of communication libraries,
+and a step is the work that was launched in it: see `windows`, which `overlap why` shares. On a CPU, computes are the
+outermost operators, and communication is the work of gloo's threads, or of the overlap backend from the call on.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ PROFILER = "PyTorch profiler"
 
 
 def profile_timeline(profile: RankProfile) -> Timeline:
-    """Return the timeline of a profile, one rank of its run.
+    """Return the timeline of one rank's profile.
 
     Raises:
-        UsageError: It shows no work.
+        UsageError: The profile has no computes and no communication.
     """
     work = select_work(profile)
     if not len(work.rows):
@@ -41,7 +41,15 @@ def profile_timeline(profile: RankProfile) -> Timeline:
     def spans(
         kind: Kind, name: Rows, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], **columns: object
     ) -> SpanColumns:
-        """Return spans of one kind between instants of the profile, by default on the lane that is named like it."""
+        """Return spans of one kind, by default on a lane with the name of the kind.
+
+        Args:
+            kind: The kind.
+            name: Index in `texts` of each span's name.
+            start_ns: Start of each span.
+            end_ns: End of each span.
+            columns: Further columns by name: a value for each span, or one for all.
+        """
         common = {"rank": profile.rank, "kind": KINDS.index(kind), "lane": texts[kind]}
         given = {"name": name, "start_ns": start_ns, "end_ns": end_ns, **columns}
         return SpanColumns.from_named(
@@ -61,7 +69,8 @@ def profile_timeline(profile: RankProfile) -> Timeline:
     columns = SpanColumns.concatenate([
         of_rows("compute", compute, lane=lanes[profile.thread[compute]]),
         of_rows("copy", work.copies),
-        # Streams of one collective have other numbers on other ranks: one lane, for they must be matched.
+        # One lane for all streams: a collective may have different stream numbers on different ranks, but spans of one
+        # operation must have one lane to be matched.
         of_rows(
             "comm", work.comm, issued_ns=begins_ns, met_ns=begins_ns,
             op=[texts[each.op] for each in messages], dtype=[texts[each.dtype] for each in messages],
@@ -79,7 +88,10 @@ def profile_timeline(profile: RankProfile) -> Timeline:
 
 
 def _group_of(message: CollectiveFields, world_size: int) -> SpanGroup:
-    """Return the group of a collective; one without a name, or of as many ranks as the world has, is the world."""
+    """Return the group of a collective; its ranks are () if the profiler lists only some of them.
+
+    Without a size, or with the size of the world, the group is the world.
+    """
     size = message.group_size or len(message.ranks)
     whole = tuple(range(world_size)) if size in (0, world_size) else ()
     ranks = message.ranks if len(message.ranks) == size else ()  # the profiler cuts long lists off

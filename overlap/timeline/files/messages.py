@@ -37,7 +37,7 @@ _KERNEL_OPS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveFields:
-    """Fields of a collective's event, which the profiler has copied from the call to the kernel."""
+    """Facts on a collective from an event of the profiler; what is unknown has the default."""
 
     op: str
     group: str = ""
@@ -49,26 +49,31 @@ class CollectiveFields:
 
 
 def operation_name(name: str) -> str:
-    """Return the operation in an event's name, else its first 60 characters; "send_recv" of NCCL is an all-to-all."""
+    """Return the operation in an event's name, such as "all_reduce" for "ncclDevKernel_AllReduce_Sum_f32(...)".
+
+    "gloo:NAME" and "overlap:NAME" give NAME; an unknown kernel gives its name up to "(", at most 60 characters. The
+    kernel "SendRecv" of NCCL counts as an all-to-all.
+    """
     short = name.partition(":")[2] if name.startswith(("gloo:", "overlap:")) else ""
     return short or next((op for op, pattern in _KERNEL_OPS if pattern.search(name)), name.split("(")[0][:60])
 
 
 def collective_name(name: str) -> str:
-    """Return the usual name of a collective that a library names in its own way."""
+    """Return the usual name of a collective: "_allgather_base" gives "all_gather". Unknown names stay as they are."""
     return _OPS.get(name.lower(), name)
 
 
 def message_bytes(counts: Iterable[int | None], dtype: str, dims: object, types: object) -> int:
-    """Return the larger of the bytes sent and received; 0 if they are not known.
+    """Return the bytes of a message: the larger of sent and received, or the sum of the inputs; 0 if unknown.
 
     Args:
-        counts: Numbers of elements, where they are known.
-        dtype: Type of these.
-        dims: Without numbers: shapes of inputs.
-        types: Types of these.
+        counts: Numbers of elements sent and received; None where unknown.
+        dtype: Type of these elements.
+        dims: Shapes of the inputs, used if all counts are None.
+        types: Type of each input.
     """
     if known := [count for count in counts if count is not None]:
+        # An unknown type counts as 4 bytes.
         return max(known) * _WIDTHS.get(dtype.lower(), 4)
     total = 0
     if isinstance(dims, list) and isinstance(types, list):

@@ -20,26 +20,27 @@ _KINDS: dict[str, Kind] = {"nc_exec_running": "compute", "cc_running": "comm", "
 
 
 def from_neuron(events: Sequence[Json]) -> Timeline:
-    """Read the hardware events of a system profile. A rank is a `worker_gid`, or a NeuronCore.
+    """Return the timeline of the hardware events of a system profile. A rank is a `worker_gid`, or a NeuronCore.
 
     Events that end before they start are left out.
 
     Raises:
-        UsageError: It has no such events.
-        ValueError: A field is no number, or all spans end before they start.
+        UsageError: No event is compute or communication of a NeuronCore.
+        ValueError: A field is no number, or all events end before they start.
     """
-    known = [event for event in events if isinstance(event, Mapping) and str(event.get("name")) in _KINDS]
+    numbered = [(number, event) for number, event in enumerate(events) if isinstance(event, Mapping)]
+    known = [(number, event) for number, event in numbered if str(event.get("name")) in _KINDS]
     if not known:
         raise UsageError("no compute or communication of a NeuronCore in it; capture a step of the program")
-    columns, facts = without_backwards(columns_from_spans([_read_span(event) for event in known]))
+    columns, facts = without_backwards(columns_from_spans([_read_span(*each) for each in known]))
     meta = {ORIGIN: "Neuron system profile", **facts}
     return Timeline.of_columns(columns, world_size=int(columns.rank.max()) + 1, meta=meta)
 
 
-def _read_span(event: Mapping[str, Json]) -> Span:
-    """Return the span of a hardware event; errors as for `_read_ns`."""
+def _read_span(number: int, event: Mapping[str, Json]) -> Span:
+    """Return the span of a hardware event; `number` is its index in the file, for errors (see `_read_ns`)."""
     kind = _KINDS[str(event["name"])]
-    start_ns, length_ns = _read_ns(event, "timestamp"), _read_ns(event, "duration")
+    start_ns, length_ns = _read_ns(number, event, "timestamp"), _read_ns(number, event, "duration")
     return Span(
         rank=_read_rank(event), kind=kind, lane=kind, name=str(event["name"]), start_ns=start_ns,
         end_ns=start_ns + length_ns,
@@ -47,7 +48,7 @@ def _read_span(event: Mapping[str, Json]) -> Span:
 
 
 def _read_rank(event: Mapping[str, Json]) -> int:
-    """Return the rank of an event: the first of its numbers `worker_gid`, `nc_idx` and `lnc_idx`, or else 0."""
+    """Return the rank of an event: the first of the fields `worker_gid`, `nc_idx`, `lnc_idx` that is a number, or 0."""
     for field in ("worker_gid", "nc_idx", "lnc_idx"):
         value = event.get(field)
         if value is not None and str(value).isdecimal():
@@ -55,9 +56,13 @@ def _read_rank(event: Mapping[str, Json]) -> int:
     return 0
 
 
-def _read_ns(event: Mapping[str, Json], field: str) -> int:
-    """Return a field as whole nanoseconds; raise ValueError if it is no finite number."""
+def _read_ns(number: int, event: Mapping[str, Json], field: str) -> int:
+    """Return a field of event `number` as whole nanoseconds.
+
+    Raises:
+        ValueError: It is no finite number.
+    """
     value = event.get(field)
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        raise ValueError(f"{field} is {value!r}, not a number of nanoseconds")
+        raise ValueError(f"event {number} ({event['name']!r}): {field} is {value!r}, not a number of nanoseconds")
     return round(value)

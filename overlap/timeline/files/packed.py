@@ -1,4 +1,4 @@
-"""Text of files that may be packed: its beginning, by which kinds of files are known, and its pieces."""
+"""Text of files that may be gzip-compressed: reading it in pieces, the kind of a file by its beginning, and errors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import gzip
 import os
 import re
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,16 +15,16 @@ from ...errors import UsageError
 from ...units import format_bytes, parse_bytes
 
 LIMIT_VARIABLE = "OVERLAP_UNPACKED"
-"""Variable with the limit of unpacked bytes, for processes that read files, too."""
+"""Environment variable with the limit of unpacked bytes; processes that read files inherit it."""
 UNPACKED = "8GiB"
-"""Most bytes that all packed files of one call unpack to, by default: a bomb of 44 MB unpacks to 45 GB."""
+"""Default limit of the bytes that all compressed files of one call unpack to: a bomb of 44 MB unpacks to 45 GB."""
 
 
 class Unpacking:
-    """Count of the bytes that files have unpacked to.
+    """Count of the bytes that files have unpacked to, with a limit.
 
     Attributes:
-        nbytes: Bytes since the count was last set.
+        nbytes: Bytes unpacked since the caller last set this to 0.
     """
 
     def __init__(self) -> None:
@@ -32,7 +34,7 @@ class Unpacking:
         """Count unpacked bytes.
 
         Raises:
-            UsageError: They are more than the limit.
+            UsageError: The count exceeds the limit.
         """
         self.nbytes += nbytes
         limit_bytes = parse_bytes(os.environ.get(LIMIT_VARIABLE) or UNPACKED, argument=LIMIT_VARIABLE)
@@ -44,14 +46,37 @@ class Unpacking:
 
 
 unpacking: Unpacking = Unpacking()
-"""The count of this process."""
+"""The count of unpacked bytes of this process."""
+
+
+@contextmanager
+def named_in_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn errors of a block that reads a file into a `UsageError` that begins with the path.
+
+    Raises:
+        UsageError: The block raised `OSError`, `ValueError`, `OverflowError`, `FloatingPointError` or `UsageError`.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}; name a file that can be read") from error
+    except UsageError as error:
+        if str(error).startswith(f"{path}: "):
+            raise
+        raise UsageError(f"{path}: {error}") from error
+    except (OverflowError, FloatingPointError) as error:
+        raise UsageError(
+            f"{path}: damaged trace file: a number in it has more than 64 bits; record it again"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"{path}: damaged trace file: {error}; record it again") from error
 
 
 def read_beginning(path: Path) -> bytes:
-    """Return the first bytes of a file's unpacked text; b"" if the file cannot be read.
+    """Return the first bytes of a file's unpacked text, or b"" if the file cannot be read.
 
     Raises:
-        UsageError: It is an archive of several files.
+        UsageError: The file is a tar archive.
     """
     try:
         with open(path, "rb") as raw:
@@ -64,22 +89,25 @@ def read_beginning(path: Path) -> bytes:
 
 
 def may_be_earlier(begin: bytes) -> bool:
-    """Whether the first bytes of a text may be those of a trace file of an earlier version of ours."""
+    """Whether a text that begins with these bytes may be a trace file of an earlier version of overlap."""
     return _OWN.search(begin) is not None
 
 
-def is_array(begin: bytes) -> bool:
-    """Whether the first bytes of a text are those of a JSON array of objects, as our trace files are."""
+def is_json_array(begin: bytes) -> bool:
+    """Whether a text that begins with these bytes is a JSON array of objects, as trace files of overlap are.
+
+    Only the beginning is looked at: the rest may be damaged.
+    """
     return _ARRAY.match(begin) is not None
 
 
 def is_profile(begin: bytes) -> bool:
-    """Whether the first bytes of a text are those of a file of PyTorch's profiler, and not of our trace files."""
+    """Whether a text that begins with these bytes is a file of PyTorch's profiler, not a trace file of overlap."""
     return b'"traceEvents"' in begin and not may_be_earlier(begin) and any(mark in begin for mark in _MARKS)
 
 
 def open_unpacked(raw: BinaryIO) -> BinaryIO:
-    """Return a file that reads the text: through gzip if the file begins as gzip does, or else the file itself."""
+    """Return a file that reads the text of `raw`: through gzip if `raw` is a gzip file, otherwise `raw` itself."""
     packed = raw.read(2) == b"\x1f\x8b"
     raw.seek(0)
     return gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[return-value]
@@ -95,10 +123,19 @@ _MARKS = (
 
 
 def read_piece(file: BinaryIO, most_bytes: int) -> tuple[bytes, bool]:
-    """Return up to `most_bytes` next bytes of a file, and whether a gzip file is cut off or damaged after them."""
+    """Read up to `most_bytes` bytes, and count them in `unpacking` if the file is compressed.
+
+    Args:
+        file: A file of `open_unpacked`.
+        most_bytes: Number of bytes; fewer are returned only at the end of the file, or before damage.
+
+    Returns:
+        The bytes, and whether a gzip file is cut off or damaged after them.
+    """
     pieces: list[bytes] = []
     while most_bytes > 0:
         try:
+            # `read` of a damaged gzip file would lose the bytes that it has unpacked so far.
             piece = file.read1(most_bytes) if isinstance(file, gzip.GzipFile) else file.read(most_bytes)
         except (EOFError, zlib.error, gzip.BadGzipFile):
             return b"".join(pieces), True

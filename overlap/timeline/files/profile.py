@@ -1,6 +1,7 @@
 """Profiles: the events of one file of PyTorch's profiler (Kineto) as columns, read in pieces.
 
-Events are typed structs that the garbage collector does not visit; one by one, they are read as leniently as possible.
+Events are typed structs, which the garbage collector does not visit. An event with fields of wrong types is read as far
+as possible.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
-from ..columnar import Table
+from ..columnar import Int64s, Mask, Rows, Table
 from .events import OF_OBJECT, EventReader
 from .messages import CollectiveFields, collective_name, message_bytes
-from .packed import open_unpacked
+from .packed import named_in_errors, open_unpacked
 
 MAX_EVENTS = 1 << 25
-"""Most events of one file, which take up to 4 GB: 8 GiB of text have as many."""
-_MESSAGE_EVENTS = 8  # events that take as much memory as the message of one
+"""Most events of one file, which take up to 4 GB of memory; 8 GiB of text have as many."""
+_MESSAGE_EVENTS = 8  # an event's message takes as much memory as this many events
 MAX_NAME_CHARS = 2_000
 """Characters of a name that are kept."""
 MAX_RANKS = 10_000_000
@@ -34,7 +35,7 @@ _MOST_US, _MOST_BASE_NS = 3e15, 1 << 61  # the sum of two such times and the bas
 KERNEL, COPY, SET, RUNTIME, OPERATOR, NOTE, PYTHON, DEVICE_NOTE = range(8)
 """Kinds of events. A copy or a set is of the device's memory; a note is a user's annotation."""
 
-_MTIA = 8  # of the command processor of MTIA: computes, copies, and what only orders them
+_MTIA = 8  # kind of events of MTIA's command processor until their names show the real kind: see `_build_profile`
 _MTIA_ORDERS = frozenset({"event_wait", "event_record", "merge", "remote"})
 _KINDS = {
     "kernel": KERNEL, "collective_comm": KERNEL, "privateuse1_kernel": KERNEL, "hpu_op": KERNEL,
@@ -44,14 +45,11 @@ _KINDS = {
     "user_annotation": NOTE, "python_function": PYTHON, "gpu_user_annotation": DEVICE_NOTE,
 }  # fmt: skip
 
-Int64s = NDArray[np.int64]
-
-
 _Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class _ProfilerArgs(msgspec.Struct, gc=False):
-    """Arguments of an event of PyTorch's profiler that are read; None for a null."""
+    """Arguments of an event of PyTorch's profiler that are read, or None for a null."""
 
     correlation: _Int64 | None = -1
     sequence: _Int64 | None = msgspec.field(default=-1, name="Sequence number")
@@ -85,20 +83,20 @@ _decode_one = msgspec.json.Decoder(_ProfilerEvent).decode
 
 @dataclass(slots=True, kw_only=True)
 class ProfiledRank:
-    """The rank of a file, and the facts in the file's header."""
+    """A profile's header, and the facts on the rank and the run in it."""
 
     path: str
-    header: dict[str, Any]
+    header: dict[str, Any]  # fields of the file next to its events
 
     @property
     def distributed_info(self) -> Mapping[str, Any]:
-        """The header's part on the run; {} without one."""
+        """The header's part on the distributed run, or {} without one."""
         info = self.header.get("distributedInfo")
         return info if isinstance(info, dict) else {}
 
     @property
     def named_rank(self) -> int | None:
-        """Rank that the file names; None if it names none."""
+        """Rank that the file names, or None if it names none."""
         rank = self.distributed_info.get("rank")
         return rank if isinstance(rank, int) and rank >= 0 else None
 
@@ -109,7 +107,7 @@ class ProfiledRank:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks of the run, as far as the file shows it."""
+        """Number of ranks of the run; if the file does not name it, one more than the file's rank."""
         world = self.distributed_info.get("world_size")
         return max(world if isinstance(world, int) and world < MAX_RANKS else 1, self.rank + 1)
 
@@ -122,7 +120,7 @@ class ProfiledRank:
 
     @property
     def device(self) -> str:
-        """Name of the first device; "" if it is not known."""
+        """Name of the first device, or "" if it is not known."""
         devices = self.header.get("deviceProperties")
         first = devices[0] if isinstance(devices, list) and devices else {}
         return str(first.get("name", "")) if isinstance(first, dict) else ""
@@ -130,41 +128,55 @@ class ProfiledRank:
 
 @dataclass(slots=True, kw_only=True)
 class RankProfile(ProfiledRank):
-    """Events of one rank, sorted by start; times are nanoseconds of the clock of the host, rows are events."""
+    """Events of one rank as columns, sorted by start. A row is an event; instants are by the host's clock, in ns."""
 
-    kind: NDArray[np.int8]
+    kind: NDArray[np.int8]  # `KERNEL` to `DEVICE_NOTE`
     name: NDArray[np.int32]  # index in `names`
     start_ns: Int64s
     end_ns: Int64s
     thread: NDArray[np.int32]  # index in `threads`
-    correlation: Int64s  # of a launch and its work on the device; -1 without one
-    sequence: Int64s  # of a forward operator and its backward; -1 without one
+    correlation: Int64s  # number that a launch and its work on the device share; -1 without one
+    sequence: Int64s  # number that a forward operator and its backward share; -1 without one
     names: list[str]
     threads: list[tuple[object, object]]  # (process or device, thread or stream)
-    messages: dict[int, CollectiveFields] = field(default_factory=dict)  # by row
+    messages: dict[int, CollectiveFields] = field(default_factory=dict)  # of collectives, by row
     backwards: int = 0  # events that end before they start: left out
     unreadable: int = 0  # events with a field of another type: left out
     cut: bool = False  # whether the file ends within its events
 
-    def rows(self, *kinds: int) -> NDArray[np.intp]:
-        """Return the rows of some kinds of events, in order of start."""
+    def rows(self, *kinds: int) -> Rows:
+        """Return the rows of events of some kinds (`KERNEL` to `DEVICE_NOTE`), in order of start."""
         return np.flatnonzero(np.isin(self.kind, kinds))
 
-    def names_matching(self, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-        """Return a mask over `names`: whether the pattern is found in each name."""
+    def names_matching(self, pattern: re.Pattern[str]) -> Mask:
+        """Return a mask over `names`: the names in which a pattern is found."""
         return np.fromiter((bool(pattern.search(name)) for name in self.names), bool, len(self.names))
 
-    def matches(self, rows: NDArray[np.intp], pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-        """Return a mask over some rows: whether the pattern is found in the name of each."""
+    def matches(self, rows: Rows, pattern: re.Pattern[str]) -> Mask:
+        """Return a mask over `rows`: the events in whose name a pattern is found."""
         return self.names_matching(pattern)[self.name[rows]]
 
-    def named(self, rows: NDArray[np.intp], pattern: re.Pattern[str]) -> NDArray[np.intp]:
-        """Return the rows among some whose names the pattern is found in."""
+    def named(self, rows: Rows, pattern: re.Pattern[str]) -> Rows:
+        """Return those of `rows` in whose name a pattern is found."""
         return rows[self.matches(rows, pattern)]
+
+    def on_thread(self, rows: Rows, thread: int) -> Rows:
+        """Return those of `rows` whose events are on a thread, an index in `threads`."""
+        is_own: Mask = self.thread[rows] == thread
+        return rows[is_own]
+
+    def threads_of(self, rows: Rows) -> list[int]:
+        """Return the threads of the events in some rows, as indexes in `threads`, ascending."""
+        found: list[int] = np.flatnonzero(np.bincount(self.thread[rows])).tolist()
+        return found
+
+    def lengths_ns(self, rows: Rows) -> Int64s:
+        """Return the length of the event of each row, in nanoseconds."""
+        return self.end_ns[rows] - self.start_ns[rows]
 
 
 class _NameNumbers(Table[str]):
-    """Numbers of names, which are cut at `MAX_NAME_CHARS` characters."""
+    """Numbers names in the order of their first look-up; longer ones are cut at `MAX_NAME_CHARS` characters."""
 
     def __missing__(self, item: str) -> int:
         return super().__missing__(item) if len(item) <= MAX_NAME_CHARS else self[item[:MAX_NAME_CHARS]]
@@ -172,7 +184,7 @@ class _NameNumbers(Table[str]):
 
 @dataclass(slots=True)
 class _ColumnBuilder:
-    """Columns that grow by a piece at a time."""
+    """Columns of a `RankProfile` in the order of the file, which grow by a piece of events at a time."""
 
     names: _NameNumbers = field(default_factory=_NameNumbers)
     threads: Table[tuple[object, object]] = field(default_factory=Table[tuple[object, object]])
@@ -183,12 +195,13 @@ class _ColumnBuilder:
     unreadable: int = 0
 
     def add(self, events: list[_ProfilerEvent]) -> None:
-        """Append the complete events of known kinds; count those left out by reason."""
+        """Append the events of known kinds; count those with bad times in `backwards` and `unreadable`."""
         kind_of = _KINDS.get
         kind = np.array([kind_of(event.cat, -1) if event.ph == "X" else -1 for event in events], np.int8)
         chosen = list(compress(events, (kind >= 0).tolist()))
         kind = kind[kind >= 0]
         times_us = np.array([[event.ts for event in chosen], [event.dur for event in chosen]], np.float64)
+        # A length below 0, or a time that does not fit into 63 bits of nanoseconds, is not usable.
         is_whole = (times_us[1] >= 0) & (np.abs(times_us) < _MOST_US).all(axis=0)
         if not is_whole.all():
             self.backwards += (backwards := int((times_us[1] < 0).sum()))
@@ -198,7 +211,7 @@ class _ColumnBuilder:
         name = np.array([names[event.name] for event in chosen], np.int32)
         start_ns = np.rint(times_us[0] * 1000).astype(np.int64)
         correlation, sequence = np.full((2, len(chosen)), -1, np.int64)
-        has_args = kind != PYTHON  # functions, which are most of a file, have none that count
+        has_args = kind != PYTHON  # functions, which are most events of a file, have no arguments of interest
         rows = np.flatnonzero(has_args).tolist()
         args = [event.args or _NO_ARGS for event in compress(chosen, has_args.tolist())]
         correlation[has_args] = [-1 if fields.correlation is None else fields.correlation for fields in args]
@@ -209,6 +222,7 @@ class _ColumnBuilder:
         self.messages |= {
             self.count + row: _build_message(chosen[row].name, fields)
             for row, fields in zip(rows, args, strict=True)
+            # The name of a c10d call or a gloo event is its operation; it counts if it has a tensor.
             if fields.op is not None or (fields.dims and chosen[row].name.startswith(("gloo:", "c10d::")))
         }
         self.count += len(chosen)
@@ -218,7 +232,10 @@ _NO_ARGS = _ProfilerArgs()
 
 
 def _build_message(name: str, args: _ProfilerArgs) -> CollectiveFields:
-    """Return the message that an event's arguments describe; without its operation there, the event's name has it."""
+    """Return the collective that an event's arguments describe.
+
+    Without an operation in the arguments, it is the part of the event's name after ":", as in "gloo:all_reduce".
+    """
     ranks = args.ranks if isinstance(args.ranks, list) else re.findall(r"\d+", args.ranks or "")
     dims, types = (msgspec.json.decode(each) if each else None for each in (args.dims, args.types))
     return CollectiveFields(
@@ -233,50 +250,42 @@ def _build_message(name: str, args: _ProfilerArgs) -> CollectiveFields:
 
 
 def read_profile(path: str | os.PathLike[str]) -> RankProfile:
-    """Read a file of PyTorch's profiler, packed or not; memory holds its columns and one piece of its text.
+    """Read a file of PyTorch's profiler, compressed or not. Memory holds its columns and one piece of its text.
 
     Raises:
-        UsageError: It cannot be read, or is no such file.
+        UsageError: The file cannot be read, is no such file, or has too many events.
     """
-    try:
-        with open(path, "rb") as raw:
-            reader, columns = _ProfileReader(open_unpacked(raw), _ProfilerEvent, OF_OBJECT), _ColumnBuilder()
-            for events in reader:
-                columns.add(events)
-                if columns.count + _MESSAGE_EVENTS * len(columns.messages) > MAX_EVENTS:
-                    raise UsageError(f"more than {MAX_EVENTS:,} events; record fewer steps")
-            columns.unreadable += reader.unreadable
-            return _build_profile(str(path), reader.fields, columns, cut=not reader.is_complete)
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror or error}; name a file that can be read") from error
-    except (OverflowError, FloatingPointError) as error:
-        raise UsageError(
-            f"{path}: damaged trace file: a number in it has more than 64 bits; record it again"
-        ) from error
+    with named_in_errors(path), open(path, "rb") as raw:
+        reader, columns = _ProfileReader(open_unpacked(raw), _ProfilerEvent, OF_OBJECT), _ColumnBuilder()
+        for events in reader:
+            columns.add(events)
+            if columns.count + _MESSAGE_EVENTS * len(columns.messages) > MAX_EVENTS:
+                raise UsageError(f"more than {MAX_EVENTS:,} events; record fewer steps")
+        columns.unreadable += reader.unreadable
+        return _build_profile(str(path), reader.fields, columns, cut=not reader.is_complete)
 
 
 class _ProfileReader(EventReader[_ProfilerEvent]):
-    """Reader that leaves out what is not readable, and counts it."""
+    """Reader that leaves out events that cannot be read, and counts them in `unreadable`."""
 
     is_strict = False
     unreadable = 0
 
     def convert(self, items: list[object]) -> list[_ProfilerEvent]:
+        """Return the events that can be read, and count the others in `unreadable`."""
         events = [event for item in items if (event := _decode_leniently(item)) is not None]
         self.unreadable += len(items) - len(events)
         return events
 
 
 def _decode_leniently(item: object) -> _ProfilerEvent | None:
-    """Return an event with its readable fields, without arguments if these are not readable; None if it is no event."""
+    """Return an event from parsed JSON; without its arguments if these cannot be read; None if it is no event."""
     if not isinstance(item, Mapping):
         return None
     without = {name: value for name, value in item.items() if name != "args"}
     for encode, fields in (
         (msgspec.json.encode, item),
-        (_with_whole_characters, item),
+        (_to_json_bytes, item),
         (msgspec.json.encode, without),
     ):
         try:
@@ -286,29 +295,41 @@ def _decode_leniently(item: object) -> _ProfilerEvent | None:
     return None
 
 
-def _with_whole_characters(fields: Mapping[str, object]) -> bytes:
+def _to_json_bytes(fields: Mapping[str, object]) -> bytes:
+    """Return fields as UTF-8 JSON; lone surrogates, which UTF-8 cannot encode, become "?"."""
     return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _build_profile(path: str, header: dict[str, Any], columns: _ColumnBuilder, *, cut: bool) -> RankProfile:
-    """Return the profile of all events, sorted by start, the longest first; raise UsageError if there are none."""
-    parts = [list(part) for part in zip(*columns.pieces, strict=True)]
-    columns.pieces.clear()  # so that memory holds one column twice, not all
+    """Return the profile of all events, sorted by start; of events that start together, the longest comes first.
+
+    Args:
+        path: The file, for messages.
+        header: Fields of the file next to its events.
+        columns: The events. Their pieces are removed from it.
+        cut: Whether the file ends within its events.
+
+    Raises:
+        UsageError: There is no event.
+    """
+    parts = [list(part) for part in zip(*columns.pieces, strict=True)]  # for each column, its pieces
+    # Pieces are freed as soon as they are joined or sorted, so that memory holds one column twice, not all.
+    columns.pieces.clear()
     joined_columns: list[NDArray[Any]] = [np.concatenate(parts.pop(0)) for _ in range(len(parts))]
     if not columns.count:
         raise UsageError("no event of PyTorch's profiler in it" + " before it was cut off; record it again" * cut)
-    order = np.lexsort((-joined_columns[3], joined_columns[2]))
-    position = np.empty(len(order), np.intp)
+    _, _, starts_ns, ends_ns, *_ = joined_columns
+    order = np.lexsort((-ends_ns, starts_ns))  # the last key counts most
+    del starts_ns, ends_ns
+    position = np.empty(len(order), np.intp)  # row after sorting, by position in the file
     position[order] = np.arange(len(order))
     kind, name, start_ns, end_ns, thread, correlation, sequence = (
         joined_columns.pop(0)[order] for _ in range(len(joined_columns))
     )
-    if (mtia := kind == _MTIA).any():
-        does = [
-            DEVICE_NOTE if text in _MTIA_ORDERS else COPY if text.startswith("dma_") else KERNEL
-            for text in columns.names
-        ]
-        kind[mtia] = np.array(does, np.int8)[name[mtia]]
+    if (is_mtia := kind == _MTIA).any():  # the kind of such an event follows from its name
+        works = [COPY if text.startswith("dma_") else KERNEL for text in columns.names]
+        kinds = [DEVICE_NOTE if text in _MTIA_ORDERS else work for text, work in zip(columns.names, works, strict=True)]
+        kind[is_mtia] = np.array(kinds, np.int8)[name[is_mtia]]
     base_ns = header.get("baseTimeNanoseconds")
     if isinstance(base_ns, int) and 0 <= base_ns < _MOST_BASE_NS:
         start_ns += base_ns

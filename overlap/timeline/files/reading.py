@@ -1,22 +1,20 @@
-"""Reading trace files: ours, those of earlier versions, and those of other tools."""
+"""Reading trace files: of overlap, of its earlier versions, and of other tools."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from ...errors import UsageError
 from ..spans import Timeline
+from . import packed
 from .earlier import earlier_timeline
 from .events import PIECE_BYTES
 from .kineto import profile_timeline
 from .neuron import from_neuron
-from .packed import is_array, is_profile, may_be_earlier, open_unpacked, read_beginning, read_piece
 from .profile import read_profile
 from .sections import read_sections
 
@@ -24,56 +22,40 @@ MAX_TEXT_BYTES = 256 << 20
 """Longest text of a packed file that must be parsed as a whole, in memory."""
 
 
-@contextmanager
-def named_in_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Name a file in the errors of a block that reads it.
-
-    Raises:
-        UsageError: In place of an `OSError`, or of an error that a damaged file causes.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}; name a file that can be read") from error
-    except UsageError as error:
-        raise error if str(error).startswith(f"{path}") else UsageError(f"{path}: {error}") from error
-    except OverflowError as error:
-        raise UsageError(
-            f"{path}: damaged trace file: a number in it has more than 64 bits; record it again"
-        ) from error
-    except ValueError as error:
-        raise UsageError(f"{path}: damaged trace file: {error}; record it again") from error
-
-
 def read_trace(path: str | os.PathLike[str]) -> Timeline:
-    """Read a trace file: ours, one of PyTorch's profiler (a rank; `merged` joins them), or a system profile of Neuron.
+    """Read a trace file: of overlap, of PyTorch's profiler, or a system profile of Neuron.
 
-    Of a file that was cut off, all complete events are taken; `meta` says so. Cost: 3 microseconds a span.
+    A file of PyTorch's profiler has one rank; `merged` joins several. Of a file that was cut off, all complete events
+    are read, and `meta` has the key "cut". Cost: 3 microseconds a span.
 
     Raises:
-        UsageError: If the file is missing, damaged, unpacks to more than a trace does, or shows neither compute nor
-            communication.
+        UsageError: The file is missing or damaged, unpacks to too many bytes, or has no compute and no communication.
     """
-    with named_in_errors(path):
+    with packed.named_in_errors(path):
         regular = os.path.isfile(path)
-        begin = read_beginning(Path(path)) if regular else b""
-        if is_profile(begin):
+        # A pipe cannot be opened twice: its beginning is read below.
+        begin = packed.read_beginning(Path(path)) if regular else b""
+        if packed.is_profile(begin):
             return profile_timeline(read_profile(path))
         with open(path, "rb") as opened:
-            raw = opened if regular else io.BytesIO(opened.read())  # a pipe is read only once
-            begin = begin or read_piece(open_unpacked(raw), PIECE_BYTES)[0]
+            raw = opened if regular else io.BytesIO(opened.read())  # a pipe can be read only once
+            begin = begin or packed.read_piece(packed.open_unpacked(raw), PIECE_BYTES)[0]
             raw.seek(0)
-            if is_array(begin):
-                return read_sections(open_unpacked(raw))
-            if may_be_earlier(begin) and b'"traceEvents"' in begin:
-                return earlier_timeline(open_unpacked(raw))
+            if packed.is_json_array(begin):
+                return read_sections(packed.open_unpacked(raw))
+            if packed.may_be_earlier(begin) and b'"traceEvents"' in begin:
+                return earlier_timeline(packed.open_unpacked(raw))
             return _system_profile(raw)
 
 
 def _system_profile(raw: BinaryIO) -> Timeline:
-    """Return the timeline of a profile of Neuron; raise UsageError for another file, or a packed one too large."""
-    file = open_unpacked(raw)
-    data = file.read() if file is raw else read_piece(file, MAX_TEXT_BYTES + 1)[0]
+    """Return the timeline of a system profile of Neuron.
+
+    Raises:
+        UsageError: The file is something else, or unpacks to more than `MAX_TEXT_BYTES`.
+    """
+    file = packed.open_unpacked(raw)
+    data = file.read() if file is raw else packed.read_piece(file, MAX_TEXT_BYTES + 1)[0]
     if file is not raw and len(data) > MAX_TEXT_BYTES:
         raise UsageError(
             f"unpacks to more than {MAX_TEXT_BYTES >> 20} MiB, and is no trace of ours: "

@@ -1,4 +1,7 @@
-"""Reading our trace files, complete or cut off: the events of an array, and their columns. Each field is checked."""
+"""Reading trace files of overlap, complete or cut off, into columns; each field is checked.
+
+A file has a section for each process and world: see `trace`.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +24,18 @@ from .trace import CLOCK, DEFAULT_ROLES, END, HEADER, VERSION, ClockAt, Header, 
 
 
 class _TraceSection:
-    """Spans of one process in one world, as they are read."""
+    """Section of a trace file that is being read: the spans of one process in one world."""
 
     def __init__(self, header: Header) -> None:
-        self.header, self.end = header, cast("TraceEnd | None", None)
+        self.header = header
+        self.end: TraceEnd | None = None
         self.clocks: list[ClockAt] = []
         self.events: list[SpanEvent] = []
         self.parts: list[SpanColumns] = []
         self.left_out: list[SpanColumns] = []
 
     def decode(self) -> None:
-        """Turn the spans that were read since the last call into columns."""
+        """Turn the events read since the last call into columns; spans that end before they start go to `left_out`."""
         columns = decode_columns(self.events)
         backwards = columns.start_ns > columns.end_ns
         self.events.clear()
@@ -39,7 +43,11 @@ class _TraceSection:
         self.parts.append(columns.take(~backwards))
 
     def timeline(self, clocks: Sequence[ClockAt]) -> Timeline:
-        """Return the timeline on the common clock, with the largest error of the clock."""
+        """Return the timeline of the section on the clock that all processes share, with its error in `meta`.
+
+        Args:
+            clocks: Offsets of the common clock from the process's; empty: the instants are on it already.
+        """
         columns, meta = SpanColumns.concatenate(self.parts), dict(self.end.meta if self.end else self.header.meta)
         if clocks:
             columns = _on_common_clock(columns, clocks)
@@ -53,22 +61,23 @@ class _TraceSection:
 
 
 def read_sections(file: BinaryIO) -> Timeline:
-    """Return the timeline of all sections of a file of ours, from the beginning of its text; memory holds a piece.
+    """Read all sections of a trace file of overlap into one timeline. Memory holds one piece of its text.
 
-    Spans that end before they start are left out, and `meta` says so.
+    Spans that end before they start are left out; `meta` counts them under `LEFT_OUT`.
 
     Raises:
         ValueError: A field is missing or not what it should be, or all spans are left out.
         OverflowError: A number has more than 64 bits.
-        UsageError: A later version has written it, or nothing is in it.
+        UsageError: A later version has written the file, or nothing is in it.
     """
-    sections, last = list[_TraceSection](), cast("_TraceSection | None", None)
+    sections = list[_TraceSection]()
+    last: _TraceSection | None = None
     reader = EventReader[SpanEvent | NoteEvent](file, SpanEvent | NoteEvent, OF_ARRAY)
     for events in reader:
         for event in events:
             if isinstance(event, SpanEvent):
                 if last is None:
-                    raise ValueError("a span before the header")
+                    raise ValueError(f"the span '{event.name}' of rank {event.pid} comes before the header")
                 last.events.append(event)
             elif event.name == HEADER:
                 last = _TraceSection(checked_header(event.args, VERSION))
@@ -102,8 +111,8 @@ def checked_header(fields: object, version: int) -> Header:
     """Return a header from decoded fields.
 
     Raises:
-        UsageError: A newer version than `version` has written it.
-        msgspec.ValidationError: A field is missing or is not what it should be; it is named.
+        UsageError: The header is of a newer version than `version`.
+        ValueError: A field is missing or is not what it should be; the message names it.
     """
     if not isinstance(fields, Mapping):
         raise ValueError("the field 'overlap' is not an object")
@@ -118,7 +127,8 @@ def checked_header(fields: object, version: int) -> Header:
 
 
 def _in_sequence(sections: Sequence[_TraceSection]) -> Timeline:
-    """Return one timeline of the worlds of a process, on the common clock of the last one."""
+    """Return one timeline of the worlds that a process ran one after the other, all on the common clock."""
+    # A process has one clock for all of its worlds. Its last world has the most measurements of the offset.
     timelines = [section.timeline(sections[-1].clocks) for section in sections]
     if len(timelines) == 1:
         return timelines[0]
@@ -129,53 +139,68 @@ def _in_sequence(sections: Sequence[_TraceSection]) -> Timeline:
 
 
 def _on_common_clock(columns: SpanColumns, clocks: Sequence[ClockAt]) -> SpanColumns:
-    """Return columns on the common clock; offsets between those of `clocks` are interpolated."""
+    """Return spans on the common clock; between the measured offsets in `clocks`, the offset is interpolated."""
     at_ns = np.array([clock.at_ns for clock in clocks], np.int64)
     offset_ns = np.array([clock.offset_ns for clock in clocks], np.int64)
-    drift_ns = (offset_ns - offset_ns[0]).astype(float)  # floats hold the drift exactly, and not the offset
+    # A float holds the small drift exactly, but not the offset.
+    drift_ns = (offset_ns - offset_ns[0]).astype(float)
 
-    def moved(column: Int64s) -> Int64s:
+    def to_common(column: Int64s) -> Int64s:
+        # `interp` takes the first offset before it, and the last offset after it.
         drift = np.interp((column - at_ns[0]).astype(float), (at_ns - at_ns[0]).astype(float), drift_ns)
         return cast(Int64s, column + offset_ns[0] + np.rint(drift).astype(np.int64))
 
-    instants: dict[str, Any] = {"start_ns": moved(columns.start_ns), "end_ns": moved(columns.end_ns)}
-    instants["met_ns"] = np.where(columns.is_operation, moved(columns.met_ns), columns.met_ns)
+    instants: dict[str, Any] = {"start_ns": to_common(columns.start_ns), "end_ns": to_common(columns.end_ns)}
+    instants["met_ns"] = np.where(columns.is_operation, to_common(columns.met_ns), columns.met_ns)
     for name in ("issued_ns", "awaited_ns"):
         column = getattr(columns, name)
-        instants[name] = np.where(column == NONE, NONE, moved(np.where(column == NONE, 0, column)))
+        instants[name] = np.where(column == NONE, NONE, to_common(np.where(column == NONE, 0, column)))
     return replace(columns, **instants)
 
 
 _NUMBERS = ("start_ns", "end_ns", "met_ns", "seq", "nbytes", "priority", "step", "issued_ns", "awaited_ns")
+_TEXTS = attrgetter("lane", "role", "op", "algorithm", "dtype", "group", "ranks", "tag", "site")
 _ROLE_NUMBERS: dict[object, int] = {UNSET: -1, **{role: number for number, role in enumerate(ROLES)}}
 
 
 def decode_columns(events: Sequence[SpanEvent]) -> SpanColumns:
-    """Return the columns of events of spans, one row each, in their order.
+    """Return spans as columns from their events, in the order of the events.
+
+    Args:
+        events: Events as `trace.SpanEvent` describes them, or of an earlier version.
 
     Raises:
-        ValueError: An operation has no instant of its call.
+        ValueError: An operation has no `issued_ns`, the instant of its call.
         OverflowError: A number has more than 64 bits.
     """
     args, kinds = [event.args for event in events], [event.cat for event in events]
-    texts, groups = Table[str](), Table[tuple[str, str, int]]()
+    texts, groups, alike = Table[str](), Table[tuple[str, str, int]](), Table[tuple[object, ...]]()
+    # Looking up a new key adds it: index 0 becomes "" and no group.
     texts[""], groups["", "", 0]
     numbers: dict[str, Iterable[int]] = {name: map(attrgetter(name), args) for name in _NUMBERS} | {
         "rank": [event.pid for event in events],
-        "kind": map(KINDS.index, kinds),
-        "role": [_ROLE_NUMBERS[each.role] for each in args],
         "name": [texts[event.name] for event in events],
-        "lane": [texts[each.lane or kind] for each, kind in zip(args, kinds, strict=True)],
-        "op": [texts[each.op or event.name] for each, event in zip(args, events, strict=True)],
-        "group": [groups[each.group, each.ranks, each.tag] for each in args],
-        "algorithm": [texts[each.algorithm] for each in args],
-        "dtype": [texts[each.dtype] for each in args],
-        "call_site": [texts[each.site] for each in args],
+        "alike": map(alike.__getitem__, zip(kinds, map(_TEXTS, args), strict=True)),
     }
     columns = {name: np.fromiter(column, np.int64, len(args)) for name, column in numbers.items()}
+    # Most spans differ from others only in their numbers: decode the texts of one span of each kind.
+    kind_of_span = columns.pop("alike")
+    firsts = [events[row] for row in np.unique(kind_of_span, return_index=True)[1].tolist()]
+    of_firsts = {
+        "kind": [KINDS.index(event.cat) for event in firsts],
+        "role": [_ROLE_NUMBERS[event.args.role] for event in firsts],
+        "lane": [texts[event.args.lane or event.cat] for event in firsts],
+        "op": [texts[event.args.op] for event in firsts],
+        "group": [groups[event.args.group, event.args.ranks, event.args.tag] for event in firsts],
+        "algorithm": [texts[event.args.algorithm] for event in firsts],
+        "dtype": [texts[event.args.dtype] for event in firsts],
+        "call_site": [texts[event.args.site] for event in firsts],
+    }
+    columns |= {name: np.array(column, np.int64)[kind_of_span] for name, column in of_firsts.items()}
     start_ns, is_operation = columns["start_ns"], columns["seq"] != NONE
-    if (is_operation & (columns["issued_ns"] == NONE)).any():
-        raise ValueError("an operation has no 'issued_ns'")
+    if (unissued := is_operation & (columns["issued_ns"] == NONE)).any():
+        raise _unissued_error(events[int(unissued.argmax())])
+    # `dur` is microseconds
     dur_ns = np.array([round(event.dur * 1000) for event in events], np.int64)
     known_groups = Table[SpanGroup]()  # one group may be listed in several ways
     index = [known_groups[SpanGroup(name, parse_rank_list(ranks) if ranks else (), tag)] for name, ranks, tag in groups]
@@ -183,15 +208,25 @@ def decode_columns(events: Sequence[SpanEvent]) -> SpanColumns:
         "end_ns": np.where(columns["end_ns"] == NONE, start_ns + dur_ns, columns["end_ns"]),
         "met_ns": np.where(is_operation, np.where(columns["met_ns"] == NONE, start_ns, columns["met_ns"]), 0),
         "seq": np.where(is_operation, columns["seq"], 0),
-        "op": np.where(is_operation, columns["op"], -1),
+        "op": np.where(is_operation, np.where(columns["op"] == 0, columns["name"], columns["op"]), -1),
         "role": np.where(columns["role"] < 0, np.array(DEFAULT_ROLES)[columns["kind"]], columns["role"]),
         "group": np.array(index)[columns["group"]],
     }
     return SpanColumns.from_named(columns, texts, known_groups)
 
 
+def _unissued_error(event: SpanEvent) -> ValueError:
+    """Return the error of an operation without the instant of its call."""
+    fields = event.args
+    operation = f"operation #{fields.seq} '{event.name}' of rank {event.pid} in group '{fields.group}'"
+    return ValueError(f"{operation}, which starts at {fields.start_ns} ns, has no 'issued_ns'")
+
+
 def without_backwards(columns: SpanColumns) -> tuple[SpanColumns, dict[str, str]]:
-    """Return spans without those that end before they start, and a fact for `meta` on these.
+    """Leave out spans that end before they start.
+
+    Returns:
+        The other spans, and an entry for `meta` that counts those left out, or {} if there were none.
 
     Raises:
         ValueError: No span is left.
@@ -205,7 +240,7 @@ def without_backwards(columns: SpanColumns) -> tuple[SpanColumns, dict[str, str]
 
 
 def _describe_left_out(columns: SpanColumns) -> str:
-    """Return text that counts the spans left out because they end before they start, and names the first."""
+    """Return a text on spans that are left out because they end before they start: their number, and the first."""
     many = len(columns) > 1
     which = f"{len(columns)} spans end before they start" if many else "1 span ends before it starts"
     name = columns.texts[columns.name[0]]

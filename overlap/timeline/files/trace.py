@@ -1,9 +1,9 @@
-"""Our trace files: a JSON array of Chrome events, one a line, which Perfetto opens whole or cut off.
+"""Trace files of overlap: a JSON array of Chrome events, one a line, which Perfetto opens whole or cut off.
 
 * A **section** holds the spans of one process in one world. Its first event is the `Header`, metadata named "overlap";
-  its last is the `End`, named "end". A process that was killed has written no end.
-* **Clock** events lie between: the offset of the common clock from that of the process, and its error. Readers
-  interpolate. The instants in `args` are those of the process; `ts` is already on the common clock, for viewers.
+  its last is a `TraceEnd`, named "end". A process that was killed has written no end.
+* **Clock** events are between them: the offset of the common clock from the clock of the process, and its error.
+  Readers interpolate. The instants in `args` are by the process's clock; `ts` is on the common clock, for viewers.
 * One `X` event is one span. `pid` is the rank; a `tid` is a row of a lane, on which no two spans cross. `SpanArgs` has
   the fields that viewers do not need. Those at their default are left out.
 
@@ -34,9 +34,9 @@ from ..spans import Timeline
 from .packed import open_unpacked
 
 VERSION = 2
-"""Version of this form; a file with a higher one is refused."""
+"""Version of these files; a file with a higher one is refused."""
 HEADER, CLOCK, END = "overlap", "clock", "end"
-"""Names of the metadata events that are ours."""
+"""Names of the metadata events that viewers ignore."""
 _LEVEL = 6  # of gzip: 9 takes 2.4 times as long for 4 % less (measured)
 _COPY_BYTES = 1 << 20
 _LAST_LINE_BYTES = 1 << 20  # longest event: one with an irregular list of thousands of ranks
@@ -44,21 +44,22 @@ _KIND_ORDER = {"compute": 0, "comm": 1, "copy": 2, "program": 3, "wires": 4, "st
 
 
 class SpanArgs(msgspec.Struct, omit_defaults=True, gc=False):
-    """Fields of a span that have no field of an event: see `Span` and `CollectiveInfo`.
+    """Fields of a span that a Chrome event does not have: see `Span` and `CollectiveInfo`.
 
-    A number that a span does not have is `NONE`, that object itself: it is left out. Only operations have `seq`.
+    A number that a span does not have is the object `NONE` itself, so that the encoder leaves it out. Only operations
+    have `seq`.
     """
 
     start_ns: int
-    end_ns: int = NONE  # `NONE`: `dur` is exact, as below 52 days
+    end_ns: int = NONE  # `NONE`: `dur` of the event is exact, as it is below 52 days
     step: int = NONE
     issued_ns: int = NONE
     site: str = ""
-    lane: str = ""  # "": that of the kind
+    lane: str = ""  # "": the name of the kind
     role: Role | UnsetType = UNSET  # UNSET: "program" for computes and operations, "" for others
     seq: int = NONE
     nbytes: int = 0
-    met_ns: int = NONE  # `NONE`: at the start
+    met_ns: int = NONE  # `NONE`: equal to the start
     awaited_ns: int = NONE
     priority: int = 0
     op: str = ""  # "": the name of the span
@@ -82,7 +83,7 @@ class SpanEvent(msgspec.Struct, tag="X", tag_field="ph", gc=False):
 
 
 class NoteEvent(msgspec.Struct, tag="M", tag_field="ph", kw_only=True):
-    """Event of metadata: for viewers, or a `Header`, a `ClockAt` or a `TraceEnd` of ours."""
+    """Event of metadata: for viewers, or with a `Header`, a `ClockAt` or a `TraceEnd` as its `args`."""
 
     name: str
     pid: int = 0
@@ -91,23 +92,23 @@ class NoteEvent(msgspec.Struct, tag="M", tag_field="ph", kw_only=True):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """The run, and the process of the run, that a section belongs to."""
+    """First event of a section: facts on the run and the process."""
 
     version: int = VERSION
     world_size: int  # Ranks in the whole run
     clock: Clock
-    dropped: int = 0  # Spans that no longer fitted
+    dropped: int = 0  # Spans that were overwritten in the recorders
     meta: dict[str, str] = {}  # Free text about the run
-    process: int = 0  # Number of the process
+    process: int = 0  # Index of the process
     run: str = ""  # Equal in the files of one attempt of one job
 
 
 class ClockAt(msgspec.Struct, frozen=True, kw_only=True):
-    """Offset of the common clock from the clock of a process at an instant of the process."""
+    """A measurement of the common clock by a process."""
 
-    at_ns: int
-    offset_ns: int
-    error_ns: int
+    at_ns: int  # Instant by the process's clock
+    offset_ns: int  # Add it to an instant of the process to get the common clock
+    error_ns: int  # Largest error of the offset
 
 
 class TraceEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,27 +119,33 @@ class TraceEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SectionWriter:
-    """Encodes the events of one section; each text begins with the comma after the event before."""
+    """Encoder of the events of one section. Each text that it returns begins with the comma after the event before."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[int, int, str], list[list[int]]] = {}  # [tid, last end] of each row of a lane
-        self._counts: dict[int, int] = {}  # rows of each rank
+        # By (rank, kind, lane): [tid, end of the last span] of each row.
+        self._rows: dict[tuple[int, int, str], list[list[int]]] = {}
+        self._counts: dict[int, int] = {}  # by rank, the number of its rows
 
     def note(self, name: str, content: Header | ClockAt | TraceEnd) -> bytes:
-        """Return a metadata event of ours."""
+        """Return a metadata event as text; `name` is `HEADER`, `CLOCK` or `END`, as fits the content."""
         return b",\n" + _encode(NoteEvent(name=name, args=msgspec.to_builtins(content)))
 
     def spans(self, columns: SpanColumns, *, offset_ns: int = 0) -> bytes:
-        """Return the events of spans, b"" of none; `offset_ns` is the offset of the common clock."""
+        """Return the events of spans as JSON lines, each after a comma; b"" without spans.
+
+        `offset_ns` is added to `ts`, for the common clock.
+        """
         events: list[SpanEvent | NoteEvent] = []
         texts, groups = columns.texts, [(group.name, _listed(group.ranks), group.tag) for group in columns.groups]
         numbers = zip(*(getattr(columns, name).tolist() for name in _COLUMNS), strict=True)
         for rank, start_ns, end_ns, issued_ns, met_ns, seq, nbytes, priority, step, awaited_ns, *indexes in numbers:
             kind, lane, name, op, algorithm, dtype, site, group, role = indexes
             dur = (end_ns - start_ns) / 1000
+            # The end is left out if `dur`, in microseconds, gives it exactly.
             end = NONE if round(dur * 1000) == end_ns - start_ns else end_ns
             own_lane = "" if texts[lane] == KINDS[kind] else texts[lane]
             own_role = UNSET if role == DEFAULT_ROLES[kind] else ROLES[role]
+            # `NONE if x == NONE`: the encoder leaves out only the very object `NONE`, not an equal number
             in_step, issued = NONE if step == NONE else step, NONE if issued_ns == NONE else issued_ns
             if op < 0:
                 args = SpanArgs(start_ns, end, in_step, issued, texts[site], own_lane, own_role)
@@ -152,14 +159,23 @@ class SectionWriter:
             events.append(SpanEvent(rank, tid, (start_ns + offset_ns) / 1000, dur, KINDS[kind], texts[name], args))
         try:
             lines = _ENCODER.encode_lines(events)
-        except UnicodeEncodeError:  # halves of characters, which UTF-8 cannot encode
+        except UnicodeEncodeError:  # a text has lone surrogates, which UTF-8 cannot encode
             lines = b"".join(_encode(event) + b"\n" for event in events)
         return b",\n" + lines[:-1].replace(b"\n", b",\n") if events else b""
 
     def _row_of_lane(
         self, events: list[SpanEvent | NoteEvent], rank: int, kind: int, lane: str, start_ns: int, end_ns: int
     ) -> int:
-        """Return the `tid` of the first free row of a lane; add the events that name a new one to `events`."""
+        """Return the `tid` of the first row of a lane that is free at `start_ns`; a span takes it until `end_ns`.
+
+        Args:
+            events: List of events. If the row is new, events with its name for viewers are appended.
+            rank: The rank.
+            kind: Index of the span's kind in `KINDS`.
+            lane: Name of the lane.
+            start_ns: Start of the span.
+            end_ns: End of the span.
+        """
         rows = self._rows.setdefault((rank, kind, lane), [])
         for row in rows:
             if row[1] <= start_ns:
@@ -176,7 +192,7 @@ class SectionWriter:
 
 _COLUMNS = ("rank", *INT64_COLUMNS, *INT32_COLUMNS)
 DEFAULT_ROLES = [ROLES.index("program" if kind in ("compute", "comm") else "") for kind in KINDS]
-"""Index in `ROLES` of the role of a span of each kind whose event has none."""
+"""By kind of span: the index in `ROLES` that an event without a role has."""
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -201,13 +217,14 @@ def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     give equal bytes. Cost: 2 microseconds and 210 bytes a span.
 
     Raises:
-        UsageError: It cannot be written there.
+        UsageError: The file cannot be written.
     """
     section, columns = SectionWriter(), timeline.columns
     header = Header(
         world_size=timeline.world_size, clock=timeline.clock, dropped=timeline.dropped, meta=timeline.meta
     )  # fmt: skip
-    with _writing(path) as file:
+    with _open_for_writing(path) as file:
+        # Each text begins with ",\n"; the first event has "[\n" instead.
         file.write(b"[\n" + section.note(HEADER, header)[2:])
         for first in range(0, len(columns), _PIECE_SPANS):
             file.write(section.spans(columns.take(np.arange(first, min(first + _PIECE_SPANS, len(columns))))))
@@ -218,8 +235,14 @@ _PIECE_SPANS = 10_000
 
 
 @contextmanager
-def _writing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Open a file for the block, through gzip if its name ends in `.gz`; a regular file appears at the end, whole."""
+def _open_for_writing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a file for writing in a block, through gzip if its name ends in `.gz`.
+
+    A regular file is written under another name, and renamed when the block ends without an error.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     is_device = os.path.exists(path) and not os.path.isfile(path)
@@ -234,7 +257,7 @@ def _writing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
                         yield packed  # type: ignore[misc]
             if not is_device:
                 temporary.replace(target)
-        finally:  # when it could not be, or was interrupted
+        finally:  # after an error, the temporary file still exists
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
     except OSError as error:
@@ -244,22 +267,30 @@ def _writing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 def join_parts(parts: Sequence[Path], path: str | os.PathLike[str]) -> None:
     """Join the files of the processes of a run, whole or cut off, into one trace file, and remove them.
 
+    A single complete file is the trace already, and is renamed, unless the trace is to be compressed.
+
+    Args:
+        parts: The files of the processes.
+        path: The trace file. It is compressed if its name ends with ".gz".
+
     Raises:
-        UsageError: It cannot be written there; the parts stay.
+        UsageError: The trace file cannot be written. The parts stay.
     """
     if len(parts) == 1 and Path(path).suffix != ".gz" and (not os.path.exists(path) or os.path.isfile(path)):
+        (part,) = parts
         with suppress(OSError):  # on another file system
-            if parts[0].stat().st_size == _end_of_events(parts[0]) + len(ENDING):
-                parts[0].replace(os.path.realpath(path))
+            if part.stat().st_size == _end_of_events(part) + len(ENDING):
+                part.replace(os.path.realpath(path))
                 return
-    with _writing(path) as file:
-        between = b"[\n"
+    with _open_for_writing(path) as file:
+        file.write(b"[\n")
+        has_events = False
         for part in parts:
-            for piece in _events_of(part):
-                file.write(between + piece)
-                between = b""
-            between = between or b",\n"
-        file.write((between if between[:1] == b"[" else b"") + ENDING)
+            for number, piece in enumerate(_events_of(part)):
+                comma = b",\n" if has_events and not number else b""  # between the events of two files
+                file.write(comma + piece)
+                has_events = True
+        file.write(ENDING)
     for part in parts:
         with suppress(OSError):
             part.unlink()
@@ -270,7 +301,8 @@ ENDING = b"\n]\n"
 
 
 def _events_of(part: Path) -> Iterable[bytes]:
-    """Yield the text of the complete events of a file of ours, without the brackets of their array."""
+    """Yield the text of the complete events of a trace file of overlap, without the brackets of the array."""
+    # The first two bytes are the bracket and a line break.
     left_bytes = _end_of_events(part) - 2
     with part.open("rb") as file:
         file.seek(2)
@@ -280,7 +312,7 @@ def _events_of(part: Path) -> Iterable[bytes]:
 
 
 def _end_of_events(part: Path) -> int:
-    """Return the number of bytes of a file of ours up to the end of its last complete event."""
+    """Return the number of bytes of a trace file of overlap up to the end of its last complete event."""
     size = part.stat().st_size
     with part.open("rb") as file:
         begin = max(0, size - _LAST_LINE_BYTES)
@@ -289,6 +321,7 @@ def _end_of_events(part: Path) -> int:
     if tail.endswith(ENDING):
         return size - len(ENDING)
     tail = tail.rstrip(b",\n")
+    # The last line is an event; if the file was cut off, it may be only the beginning of one.
     line = tail.rfind(b"\n") + 1
     with suppress(ValueError):
         json.loads(tail[line:])
@@ -297,15 +330,15 @@ def _end_of_events(part: Path) -> int:
 
 
 def read_header(part: Path) -> Header:
-    """Return the header of a file of ours.
+    """Return the header of the first section of a trace file of overlap.
 
     Raises:
-        OSError: It cannot be read.
-        UsageError: It is no file of ours.
+        OSError: The file cannot be read.
+        UsageError: The file is no such trace.
     """
     with part.open("rb") as raw:
         file = open_unpacked(raw)
-        file.readline(16)
+        file.readline(16)  # the line of the opening bracket
         line = file.readline(_LAST_LINE_BYTES)
     try:
         return msgspec.convert(json.loads(line.rstrip(b",\n"))["args"], Header)

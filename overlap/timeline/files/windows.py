@@ -1,4 +1,4 @@
-"""Windows of steps on the device, and the work on it."""
+"""The work in a profile (computes, communication, copies), and the window of time in which each step is measured."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..columnar import Int64s, Mask, Rows
 from ..measure.intervals import Interval, Merged, union
 from .messages import COMM_KERNEL, CollectiveFields, operation_name
-from .profile import COPY, DEVICE_NOTE, KERNEL, NOTE, OPERATOR, RUNTIME, SET, Int64s, RankProfile
+from .profile import COPY, DEVICE_NOTE, KERNEL, NOTE, OPERATOR, RUNTIME, SET, RankProfile
 
-Rows = NDArray[np.intp]
 STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _HOST_COMM = re.compile(r"^(gloo|overlap):\w+$")
 _PEER = re.compile(r"^Memcpy.*(PtoP|Peer)")
@@ -24,25 +23,25 @@ _OURS, _CALL = re.compile(r"^overlap:"), re.compile(r"^c10d::")
 _ALL_TO_ALL, _SEND_RECV = re.compile(r"all_?to_?all", re.IGNORECASE), re.compile(r"send_?recv", re.IGNORECASE)
 GRAPH = re.compile(r"GraphLaunch")
 _LAUNCH = re.compile(r"^(cuda|hip|cu)(ExtModule|Module|Ext)?Launch(Cooperative)?Kernel")
-_BEGIN_CAPTURE, _END_CAPTURE = re.compile(r"StreamBeginCapture"), re.compile(r"StreamEndCapture")
+BEGIN_CAPTURE, END_CAPTURE = re.compile(r"StreamBeginCapture"), re.compile(r"StreamEndCapture")
 LAG_SHARE = 0.05
-"""Part of the work from which on a device lags behind the host by so much that marks on the host say nothing of it."""
+"""If more than this part of the work runs outside the step that launched it, the device lags behind the host."""
 
 
 LEAD_NS = 100_000
-"""Without steps: the host's time before the first work of the device counts if it is more than a launch takes."""
+"""In a recording without steps, the host's time before the first work counts if it is longer than a launch takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkRows:
-    """Work of a rank: rows of a profile, in order of start. On a CPU, operators and events of gloo's threads."""
+    """Work of a rank, as rows of its profile in order of start."""
 
-    compute: Rows
-    comm: Rows
-    copies: Rows
-    on_device: bool
+    compute: Rows  # kernels; without a device, operators
+    comm: Rows  # communication kernels; without a device, events of gloo's threads or of the overlap backend
+    copies: Rows  # copies and sets of the device's memory
+    on_device: bool  # whether a device does the work, not the host
     launch: Rows  # for each row of the profile: the row of its launch, or -1
-    calls: Rows  # of a host: calls of collectives and messages, which may block
+    calls: Rows  # without a device: calls of collectives and messages by the program, which may block
 
     @property
     def rows(self) -> Rows:
@@ -51,11 +50,16 @@ class WorkRows:
 
 
 def select_work(profile: RankProfile) -> WorkRows:
-    """Return the work of the device that was busy longest, or of the host if no kernel is recorded."""
+    """Return the work of the device that was busy longest, or of the host if no kernel is recorded.
+
+    Args:
+        profile: The events of a rank.
+    """
     device = profile.rows(KERNEL, COPY, SET)
     if len(device):
+        # The "process" of an event on a device is the device.
         processes = np.array([str(process) for process, _ in profile.threads])[profile.thread[device]]
-        lengths_ns = profile.end_ns[device] - profile.start_ns[device]
+        lengths_ns = profile.lengths_ns(device)
         took = {each: int(lengths_ns[processes == each].sum()) for each in np.unique(processes)}
         device = device[processes == max(took, key=lambda each: took[each])]
     launch = _launch_rows(profile, device)
@@ -72,6 +76,7 @@ def select_work(profile: RankProfile) -> WorkRows:
 
 
 def _host_work(profile: RankProfile, launch: Rows) -> WorkRows:
+    """Return the work of a host, if no kernel is recorded: operators, and communication of its threads."""
     operators, notes = profile.rows(OPERATOR), profile.rows(NOTE)
     comm = profile.named(notes, _HOST_COMM)
     compute = operators[~profile.matches(operators, _ENQUEUE)]
@@ -80,79 +85,110 @@ def _host_work(profile: RankProfile, launch: Rows) -> WorkRows:
 
 
 def _launch_rows(profile: RankProfile, device: Rows) -> Rows:
-    """Return, for each row of the profile, the row of the launch of the same correlation; -1 where none is."""
+    """Return, for each row of the profile, the row of the call that launched it, by their correlation; -1 without."""
+    launch = np.full(len(profile.kind), -1, np.intp)
     calls = profile.rows(RUNTIME)
     calls = calls[profile.correlation[calls] >= 0]
-    launch = np.full(len(profile.kind), -1, np.intp)
-    if len(calls) and len(device):
-        calls = calls[np.argsort(profile.correlation[calls], kind="stable")]
-        # Sorted by correlation: the position of a work's number is that of its launch, if the numbers are equal.
-        numbers = profile.correlation[calls]
-        at = np.minimum(np.searchsorted(numbers, profile.correlation[device]), len(numbers) - 1)
-        same = numbers[at] == profile.correlation[device]
-        launch[device[same]] = calls[at[same]]
+    if not len(calls):
+        return launch
+    # Sorted by correlation, so that a binary search finds the launch of each work.
+    calls = calls[np.argsort(profile.correlation[calls], kind="stable")]
+    numbers = profile.correlation[calls]
+    # A number above all others is compared with the last one, and differs.
+    at = np.minimum(np.searchsorted(numbers, profile.correlation[device]), len(numbers) - 1)
+    same = numbers[at] == profile.correlation[device]
+    launch[device[same]] = calls[at[same]]
     return launch
 
 
 def step_windows(profile: RankProfile, work: WorkRows) -> dict[int | None, Interval]:
-    """Return the windows of steps: what the profiler's marks on the host cover, each up to the begin of the next.
+    """Return the window (start, end) of each step, from the marks of steps in the profile.
 
-    So what the host does before the first work of the device is in its step. Where a device lags so far behind that
-    more than `LAG_SHARE` of the work runs outside of the step that launched it, a window is from the first work that a
-    step launched to that of the next one, or to the end of its work.
-    Without steps there is one window, None: from the first event of the host, or work, to the last work.
+    * Without a device: the time that the step's marks cover.
+    * With a device that keeps up with the host: from the step's mark on the host to the mark of the next step. So the
+      host's activity before the first work of the device belongs to the step.
+    * With a device that lags, so that more than `LAG_SHARE` of the work runs outside the step that launched it: from
+      the step's mark on the device, or from its first work there, to the start of the next step. The last window ends
+      with the work of its step.
+
+    A recording without steps has one window, with key None: from the first event of the host, or the first work, to
+    the end of the last work.
     """
     host: dict[int, Interval] = {}
     device: dict[int, Interval] = {}
     marks = {number: int(match[1]) for number, name in enumerate(profile.names) if (match := STEP.match(name))}
     for row in profile.rows(NOTE, DEVICE_NOTE).tolist():
         if (step := marks.get(int(profile.name[row]))) is not None:
-            where = host if profile.kind[row] == NOTE else device  # a device has a mark on each stream
+            # A step has one mark on the host, and on the device one on each stream.
+            where = host if profile.kind[row] == NOTE else device
             start_ns, end_ns = int(profile.start_ns[row]), int(profile.end_ns[row])
             first_ns, last_ns = where.get(step, (start_ns, end_ns))
             where[step] = min(first_ns, start_ns), max(last_ns, end_ns)
     if not work.on_device:
         return _sort_steps(host) or {None: _rows_extent(profile, work.rows if len(work.rows) else slice(None))}
     launched = _launched_extents(profile, work, host)
-    marked = _chain_windows({step: host[step] for step in launched})
-    if not marked or (device and not launched) or _device_lags(profile, work, marked):
-        marked = _lagging_windows(profile, work, host, device or launched)
-    return _sort_steps(marked) or {None: _recording_window(profile, work)}
+    windows = _chain_windows({step: host[step] for step in launched})
+    has_only_device_marks = bool(device) and not launched
+    if not windows or has_only_device_marks or _runs_outside_windows(profile, work, windows):
+        windows = _lagging_windows(profile, work, host, device or launched)
+    return _sort_steps(windows) or {None: _recording_window(profile, work)}
 
 
-def _device_lags(profile: RankProfile, work: WorkRows, windows: Mapping[int, Interval]) -> bool:
-    """Whether more than `LAG_SHARE` of the work in some windows, or launched in them, runs outside of its own one."""
+def _runs_outside_windows(profile: RankProfile, work: WorkRows, windows: Mapping[int, Interval]) -> bool:
+    """Whether more than `LAG_SHARE` of the device's work runs outside the step window that launched it.
+
+    Work that was launched in no window, and begins in none, does not count.
+
+    Args:
+        profile: The events.
+        work: The work of the device.
+        windows: The window of each step.
+    """
     rows = work.rows
     start_ns, end_ns, launch = profile.start_ns[rows], profile.end_ns[rows], work.launch[rows]
-    begins, ends = (np.array([windows[step][at] for step in sorted(windows)], np.int64) for at in (0, 1))
+    begins, ends = np.array([windows[step] for step in sorted(windows)], np.int64).T
 
     def window_of(instants_ns: Int64s) -> Rows:
+        """Return the index of the window that contains each instant, or -1."""
         at = np.searchsorted(begins, instants_ns, "right") - 1
         return np.where((at >= 0) & (instants_ns < ends[at]), at, -1)
 
-    own = np.where(launch >= 0, window_of(profile.start_ns[launch]), -1)  # unknown: before the recording
+    # The window in which each work was launched; -1: in none, or before the recording.
+    own = np.where(launch >= 0, window_of(profile.start_ns[launch]), -1)
     counted = (own >= 0) | (window_of(start_ns) >= 0)
-    inside_ns = np.minimum(end_ns, ends[own]) - np.maximum(start_ns, begins[own])
-    inside_ns = np.where(own >= 0, np.maximum(inside_ns, 0), 0)
     total_ns = int((end_ns - start_ns)[counted].sum())
-    return bool(total_ns - inside_ns[counted].sum() > LAG_SHARE * total_ns)
+    has_own = own >= 0
+    own = own[has_own]
+    inside_ns = np.minimum(end_ns[has_own], ends[own]) - np.maximum(start_ns[has_own], begins[own])
+    return bool(total_ns - np.maximum(inside_ns, 0).sum() > LAG_SHARE * total_ns)
 
 
 def _lagging_windows(
     profile: RankProfile, work: WorkRows, host: Mapping[int, Interval], device: Mapping[int, Interval]
 ) -> dict[int, Interval]:
-    """Return the windows of steps whose work runs long after its launch."""
-    found = _chain_windows(device)
-    if len(found) != 1 or (last := max(found)) not in host:
-        return found
-    begin_ns, end_ns = found[last]
+    """Return the windows of steps whose work runs long after its launch.
+
+    Args:
+        profile: The events.
+        work: The work of the device.
+        host: By step, the interval of its marks on the host.
+        device: By step, the interval of its marks on the device; without marks, of the work that it launched.
+    """
+    windows = _chain_windows(device)
+    if len(windows) != 1 or (step := max(windows)) not in host:
+        return windows
+    (begin_ns, end_ns), (host_begin_ns, host_end_ns) = windows[step], host[step]
+    # A single step before which the device was idle: its host time counts, too.
     if not (profile.start_ns[work.rows] < begin_ns).any():
-        found[last] = min(begin_ns, host[last][0]), max(end_ns, host[last][1])  # the device was idle before
-    return found
+        windows[step] = min(begin_ns, host_begin_ns), max(end_ns, host_end_ns)
+    return windows
 
 
 def _chain_windows(steps: Mapping[int, Interval]) -> dict[int, Interval]:
-    """Return intervals of steps, each extended to the begin of the next; none if they are out of order."""
+    """Return the intervals of steps, each extended to the start of the next step; {} if steps are not in order of time.
+
+    {1: (0, 4), 2: (6, 9)} gives {1: (0, 6), 2: (6, 9)}.
+    """
     numbers = sorted(steps)
     begins = [steps[number][0] for number in numbers]
     if begins != sorted(begins):
@@ -162,24 +198,27 @@ def _chain_windows(steps: Mapping[int, Interval]) -> dict[int, Interval]:
 
 
 def _sort_steps(steps: dict[int, Interval]) -> dict[int | None, Interval]:
+    """Return the windows in the order of their steps, as `step_windows` has them."""
     return {step: steps[step] for step in sorted(steps)}
 
 
 def _rows_extent(profile: RankProfile, rows: Rows | slice) -> Interval:
+    """Return the first start and the last end of some rows. There must be at least one."""
     return int(profile.start_ns[rows].min()), int(profile.end_ns[rows].max())
 
 
 def _recording_window(profile: RankProfile, work: WorkRows) -> Interval:
-    """Return the window of a recording without steps: its work, and what the host did before."""
+    """Return the window of a recording without steps: from the first work, or the host's start before, to the end."""
     start_ns, end_ns = _rows_extent(profile, work.rows)
-    if (work.launch[work.rows] < 0).all():  # nothing shows which part of the recording the work belongs to
+    # Without any launch it is unknown which of the host's events belong to the work: the whole recording counts.
+    if (work.launch[work.rows] < 0).all():
         return int(profile.start_ns.min()), int(profile.end_ns.max())
     first_ns = min([start_ns, *profile.start_ns[profile.rows(OPERATOR, RUNTIME)[:1]].tolist()])
     return first_ns if start_ns - first_ns > LEAD_NS else start_ns, end_ns
 
 
 def _launched_extents(profile: RankProfile, work: WorkRows, host: dict[int, Interval]) -> dict[int, Interval]:
-    """Return, by step, the extent of the work that calls inside the step's mark on the host launched."""
+    """Return, by step, the first start and last end of the work that was launched inside its mark on the host."""
     rows = work.rows
     rows = rows[work.launch[rows] >= 0]
     at_ns = profile.start_ns[work.launch[rows]]
@@ -192,7 +231,7 @@ def _launched_extents(profile: RankProfile, work: WorkRows, host: dict[int, Inte
 
 
 def rows_union(profile: RankProfile, rows: Rows) -> Merged:
-    """Return the union of the intervals of some rows."""
+    """Return the union of the intervals of some rows, as merged intervals."""
     return union(profile.start_ns[rows], profile.end_ns[rows])
 
 
@@ -202,24 +241,30 @@ def union_all(*parts: Merged) -> Merged:
 
 
 def outermost(profile: RankProfile, operators: Rows) -> Rows:
-    """Return the operators that are inside no other of their thread."""
+    """Return the operators that are not nested in another operator of their thread."""
     parts = [np.empty(0, np.intp)]
-    for thread in np.unique(profile.thread[operators]).tolist():
-        mine = operators[profile.thread[operators] == thread]
+    for thread in profile.threads_of(operators):
+        mine = profile.on_thread(operators, thread)
         parts.append(mine[is_outermost(profile, mine)])
     return np.concatenate(parts)
 
 
-def is_outermost(profile: RankProfile, rows: Rows) -> NDArray[np.bool_]:
-    """Return a mask over rows of one thread, sorted by start, the longest first: those inside no other."""
+def is_outermost(profile: RankProfile, rows: Rows) -> Mask:
+    """Return a mask of the rows that are not nested in another row.
+
+    Args:
+        profile: The events.
+        rows: Rows of one thread, sorted by start; of rows that start together, the longest first.
+    """
     until_ns = np.maximum.accumulate(profile.end_ns[rows])
     return np.concatenate([[True], profile.start_ns[rows][1:] >= until_ns[:-1]])
 
 
 def collective_messages(profile: RankProfile, comm: Rows) -> list[CollectiveFields]:
-    """Return the message of each row of communication, numbered within its operation and group.
+    """Return the facts on each row of communication; `seq` is counted by operation and group if it is not recorded.
 
-    Without fields of the profiler, the name shows the operation; of ours, the call of c10d around it shows the size.
+    If the profiler has recorded no fields, the name of the event shows the operation. For the overlap backend, the call
+    of c10d around the event shows the size.
     """
     calls: dict[int, list[int]] = {}
     if profile.matches(comm, _OURS).any():
@@ -245,9 +290,15 @@ def collective_messages(profile: RankProfile, comm: Rows) -> list[CollectiveFiel
 
 
 def issuing_calls(profile: RankProfile, work: WorkRows, messages: Sequence[CollectiveFields]) -> Rows:
-    """Return, for each row of a host's communication, the row of the c10d call that issued it, or -1.
+    """Return, for each row of a host's communication, the row of the c10d call that issued it, or -1 if unknown.
 
-    Threads of gloo do not name the call; the last events of an operation belong to its last calls, in their order.
+    Events of gloo's threads do not name their call. So calls and events of one operation are paired in order, from the
+    last ones backwards.
+
+    Args:
+        profile: The events.
+        work: The work of the rank.
+        messages: The facts on each row of `work.comm`.
     """
     calls: dict[str, list[int]] = {}
     for row in work.calls.tolist():
@@ -257,34 +308,44 @@ def issuing_calls(profile: RankProfile, work: WorkRows, messages: Sequence[Colle
     for op, of_op in calls.items():
         events = np.array([at for at, message in enumerate(messages) if message.op == op][-len(of_op) :], np.intp)
         issued = np.array(of_op[-len(events) :], np.intp)
+        # If a call began after its event, the pairs are wrong.
         if len(events) and (profile.start_ns[issued] <= profile.start_ns[work.comm[events]]).all():
             issues[events] = issued
     return issues
 
 
-def lost_launches(profile: RankProfile, work: WorkRows, calls: Rows) -> Rows:
-    """Return the calls that launched unrecorded work; a launch inside a graph's capture launches nothing.
+def lost_launches(profile: RankProfile, calls: Rows) -> Rows:
+    """Return the calls that launched work which was not recorded.
 
-    A call of the driver inside one of the runtime launches the same work, which names one of them.
+    A launch inside a graph's capture does not count: it launches nothing. A call of the runtime and the call of the
+    driver nested in it launch one piece of work, which has the correlation of only one of the two: the other call does
+    not count either.
+
+    Args:
+        profile: The events.
+        calls: Rows of calls of the runtime and of the driver.
     """
     launches = calls[profile.matches(calls, GRAPH) | profile.matches(calls, _LAUNCH)]
     recorded = profile.rows(KERNEL, COPY, SET)  # of other devices, too
-    lost = launches[~np.isin(profile.correlation[launches], profile.correlation[recorded])]
-    begins, ends = (profile.named(calls, pattern) for pattern in (_BEGIN_CAPTURE, _END_CAPTURE))
+    has_work = np.isin(profile.correlation[launches], profile.correlation[recorded])
+    lost, with_work = launches[~has_work], launches[has_work]
+    begins, ends = (profile.named(calls, pattern) for pattern in (BEGIN_CAPTURE, END_CAPTURE))
+    # Rows are in order of start. Inside a capture, more captures have begun than ended.
     captures = np.searchsorted(begins, lost) > np.searchsorted(ends, lost)
     lost = lost[~captures]
-    named = launches[np.isin(profile.correlation[launches], profile.correlation[recorded])]
     parts = [lost[:0]]
-    for thread in np.unique(profile.thread[lost]).tolist():
-        mine, others = (rows[profile.thread[rows] == thread] for rows in (lost, named))
+    # Keep a lost launch only if it overlaps no launch with work on its thread: then the two would be nested.
+    for thread in profile.threads_of(lost):
+        own, others = (profile.on_thread(rows, thread) for rows in (lost, with_work))
         begins_ns = np.append(profile.start_ns[others], np.iinfo(np.int64).max)
-        after = np.searchsorted(profile.end_ns[others], profile.start_ns[mine], "right")
-        parts.append(mine[begins_ns[after] >= profile.end_ns[mine]])
+        # For each lost launch, the first launch with work that ends after its begin.
+        after = np.searchsorted(profile.end_ns[others], profile.start_ns[own], "right")
+        parts.append(own[begins_ns[after] >= profile.end_ns[own]])
     return np.concatenate(parts)
 
 
 def recording_notes(profile: RankProfile, work: WorkRows) -> list[str]:
-    """Return notes on what the recording lacks, each with the reason."""
+    """Return sentences on the faults of a recording: events that are missing or left out, and why."""
     notes = []
     if profile.cut:
         notes.append("the file was cut off: only its complete events count")
@@ -294,11 +355,11 @@ def recording_notes(profile: RankProfile, work: WorkRows) -> list[str]:
         notes.append(f"{profile.unreadable} events have fields of another type: left out")
     if not work.on_device and profile.header.get("deviceProperties"):
         notes.append("no kernel of its device is recorded (CUPTI or ROCTracer was off): only the host is seen")
-    threads = np.unique(profile.thread[profile.rows(KERNEL, COPY, SET)]).tolist()
+    threads = profile.threads_of(profile.rows(KERNEL, COPY, SET))
     if (devices := len({profile.threads[thread][0] for thread in threads})) > 1:
         notes.append(f"the file has {devices} devices: only the one that did most counts")
     calls = profile.rows(RUNTIME)
-    lost = lost_launches(profile, work, calls) if work.on_device else calls[:0]
+    lost = lost_launches(profile, calls) if work.on_device else calls[:0]
     for kind, pattern in (("CUDA graphs", GRAPH), ("kernels", _LAUNCH)):
         count, every = (int(profile.matches(rows, pattern).sum()) for rows in (lost, calls))
         if count:

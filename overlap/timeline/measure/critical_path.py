@@ -14,19 +14,19 @@ from .meetings import last_rows
 from .steps import of_steps, rank_windows
 
 Doing: TypeAlias = Literal["compute", "program", "wire", "waiting"]
-_DOING: tuple[Doing, ...] = ("compute", "program", "wire", "waiting")  # as `activity` numbers it
+_DOING: tuple[Doing, ...] = ("compute", "program", "wire", "waiting")  # in the order of `activity`'s numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathLink:
-    """Part of the path: the activity of one rank from one instant to another."""
+    """Part of the critical path: what one rank did from one instant to another."""
 
     rank: int
     start_ns: int
     end_ns: int
-    doing: Doing  # "waiting" is for a rank that is not known
-    name: str  # compute or operation, or ""; `call_site` is the line that called it
-    call_site: str
+    doing: Doing  # "waiting": for an unknown rank; waits for known ranks are followed to these
+    name: str  # name of the compute or operation, or ""
+    call_site: str  # line that called it, or ""
 
     @property
     def duration_ns(self) -> int:
@@ -40,47 +40,75 @@ class PathLink:
 
 
 def critical_path(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[PathLink]:
-    """Return the path in order of time; its links follow each other and fill the window of the rank that ends last.
+    """Return the critical path in order of time; its links follow each other, and fill the window of a rank.
 
-    The path is followed backwards: from an operation to the rank that came last to it, and there from each piece of
-    work to the piece before it. Arguments and errors are those of `rank_windows`. Cost: one look at each link.
+    That is the rank that ends last. From there the path is followed backwards: from each piece of work of a rank to the
+    piece before it, and from an operation to the rank that came last to it. Cost: one look at each link.
+
+    Args:
+        timeline: The run.
+        step: A step index, or None for the whole run.
+        ranks: World ranks to look at; None means all. Ranks that mark no steps, while others do, are left out.
+
+    Raises:
+        UsageError: The timeline is empty, no rank recorded the step, or `ranks` is empty or has one without spans.
     """
     windows = of_steps(rank_windows(timeline, step=step, ranks=ranks))
     activity = Activity(timeline, windows)
     columns, last_of, busy = activity.columns, last_rows(activity.columns), activity.pieces()
-    busy = busy.take(busy.doing <= WAITING)  # in the gaps only the program can run
+    busy = busy.take(busy.doing <= WAITING)  # in the gaps between these pieces only the program can run
 
     def pieces_of(rank: int) -> ActivityPieces:
-        """Return all that a rank did."""
+        """Return the pieces of a rank."""
         return busy.take(slice(*np.searchsorted(busy.rank, [rank, rank + 1])))
 
     busy_ns = {window.rank: int(pieces_of(window.rank).end_ns.max(initial=0)) for window in windows}
     last = max(windows, key=lambda window: (window.end_ns, busy_ns[window.rank], -window.rank))
     path: list[PathLink] = []
     rank, at_ns, first_ns = last.rank, last.end_ns, last.start_ns
-    visited_ranks: set[int] = set()
+    visited_ranks: set[int] = set()  # ranks that wait at this instant, and that the path has left already
     while at_ns > first_ns:
         pieces = pieces_of(rank)
-        index = int(np.searchsorted(pieces.start_ns, at_ns, "left")) - 1
-        if index < 0 or pieces.end_ns[index] < at_ns:
-            start_ns = first_ns if index < 0 else max(int(pieces.end_ns[index]), first_ns)
+        index, start_ns = _piece_before(pieces, at_ns, first_ns)
+        if index is None:  # a gap: only the rank's program ran
             path.append(PathLink(rank=rank, start_ns=start_ns, end_ns=at_ns, doing="program", name="", call_site=""))
             at_ns, visited_ranks = start_ns, set()
             continue
         row, doing = int(pieces.row[index]), int(pieces.doing[index])
         last_rank = int(columns.rank[last_of[row]]) if last_of[row] >= 0 else rank
+        # Go on at the same instant with the rank that this one waits for, unless that would close a circle.
         if doing == WAITING and last_rank != rank and last_rank not in visited_ranks:
             visited_ranks.add(rank)
             rank = last_rank
             continue
-        start_ns = max(int(pieces.start_ns[index]), first_ns)
         name, site = columns.texts[columns.name[row]], columns.texts[columns.call_site[row]]
-        if doing == PROGRAM:  # of the rank that kept the event loop
+        if doing == PROGRAM:
+            # The span is of the rank that kept the event loop busy; its name is the line that did.
             rank, name, site = int(columns.rank[row]), "", name
         path.append(
             PathLink(rank=rank, start_ns=start_ns, end_ns=at_ns, doing=_DOING[doing], name=name, call_site=site)
         )
         at_ns, visited_ranks = start_ns, set()
+        # The bytes began to move when the last rank arrived: before that, the work of that rank counts.
         if doing == WIRE and start_ns <= columns.met_ns[row]:
             rank = last_rank
     return path[::-1]
+
+
+def _piece_before(pieces: ActivityPieces, at_ns: int, first_ns: int) -> tuple[int | None, int]:
+    """Return the piece of a rank that was running just before an instant, and when it began.
+
+    Args:
+        pieces: All pieces of the rank.
+        at_ns: The instant.
+        first_ns: Start of the path; an earlier begin is moved to it.
+
+    Returns:
+        Index of the piece, or None in a gap between pieces; and the start of the piece or of the gap.
+    """
+    index = int(np.searchsorted(pieces.start_ns, at_ns, "left")) - 1
+    if index < 0:
+        return None, first_ns
+    if pieces.end_ns[index] < at_ns:
+        return None, max(int(pieces.end_ns[index]), first_ns)
+    return index, max(int(pieces.start_ns[index]), first_ns)

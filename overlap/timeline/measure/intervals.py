@@ -33,18 +33,19 @@ class Merged:
 
 
 def merge(intervals: Iterable[Interval]) -> Merged:
-    """Return the union. Empty intervals disappear. O(n log n)."""
+    """Return the union of intervals: (0, 4), (2, 6), (8, 9) give (0, 6), (8, 9). Empty ones disappear. O(n log n)."""
     table = np.array(list(intervals), np.int64).reshape(-1, 2)
     return union(table[:, 0], table[:, 1])
 
 
 def union(start_ns: Instants, end_ns: Instants) -> Merged:
-    """Return the union of the intervals between n instants each. Empty intervals disappear. O(n log n)."""
+    """Return the union of n intervals, given as columns of starts and ends; see `merge`."""
     real = start_ns < end_ns
     start_ns, end_ns = start_ns[real], end_ns[real]
     order = np.argsort(start_ns, kind="stable")
     start_ns, reach_ns = start_ns[order], np.maximum.accumulate(end_ns[order])
     begins, ends = np.ones(len(order), bool), np.ones(len(order), bool)
+    # An interval of the union begins where all intervals before have ended; there the one before it ends.
     begins[1:] = start_ns[1:] > reach_ns[:-1]
     ends[:-1] = begins[1:]
     return Merged(start_ns[begins], reach_ns[ends])
@@ -59,7 +60,18 @@ def intersect(left: Merged, right: Merged) -> Merged:
 
 
 def intersect_each(start_ns: Instants, end_ns: Instants, merged: Merged) -> tuple[NDArray[np.intp], Instants, Instants]:
-    """Return the parts of n non-empty intervals that a union covers: the row, the start and the end of each part."""
+    """Return the parts of n non-empty intervals that a union covers.
+
+    The intervals (0, 4) and (6, 9) and the union (2, 7) give [0, 1], [2, 6] and [4, 7].
+
+    Args:
+        start_ns: Starts of the intervals.
+        end_ns: Ends of the intervals.
+        merged: The union.
+
+    Returns:
+        For each part: the index of its interval, its start, and its end.
+    """
     # The intervals of the union that touch an interval follow each other: from `first` up to `stop`.
     first = np.searchsorted(merged.end_ns, start_ns, "right")
     stop = np.searchsorted(merged.start_ns, end_ns, "left")
@@ -68,14 +80,20 @@ def intersect_each(start_ns: Instants, end_ns: Instants, merged: Merged) -> tupl
 
 
 def covered_ns(start_ns: Instants, end_ns: Instants, merged: Merged) -> Instants:
-    """Return how much of each of n non-empty intervals a union of m intervals covers. O(n log m)."""
+    """Return, for each of n non-empty intervals, the nanoseconds that a union of m intervals covers. O(n log m).
+
+    Args:
+        start_ns: Starts of the intervals.
+        end_ns: Ends of the intervals.
+        merged: The union.
+    """
     if not len(merged):
         return np.zeros(len(start_ns), np.int64)
     before_ns = np.cumsum(merged.end_ns - merged.start_ns)
 
     def until(at_ns: Instants) -> Instants:
-        """Return the covered length before each of some instants."""
-        begun = np.searchsorted(merged.start_ns, at_ns, "right") - 1  # last interval with a start until then
+        """Return the length that the union covers before each of some instants."""
+        begun = np.searchsorted(merged.start_ns, at_ns, "right") - 1  # last interval that has begun by then
         ahead_ns = np.maximum(merged.end_ns[begun] - at_ns, 0)
         return np.where(begun < 0, 0, before_ns[begun] - ahead_ns)
 
@@ -83,14 +101,15 @@ def covered_ns(start_ns: Instants, end_ns: Instants, merged: Merged) -> Instants
 
 
 def expand_ranges(first: NDArray[np.intp], stop: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return, for n ranges `first` to `stop`, every number in them, and before it the index of its range.
+    """List the numbers in n ranges. Returns two columns: the index of the range, and the number.
 
-    `expand_ranges([4, 7], [6, 8])` is `[0, 0, 1], [4, 5, 7]`.
+    Range i goes from `first[i]` up to, not including, `stop[i]`. `expand_ranges([4, 7], [6, 8])` is
+    `[0, 0, 1], [4, 5, 7]`.
     """
-    many = stop - first
+    sizes = stop - first
+    index = np.repeat(np.arange(len(first)), sizes)
     # The offset of a number in its range is its position in the result, less that of the range's first number.
-    at = np.repeat(np.arange(len(first)), many)
-    return at, np.arange(len(at)) + np.repeat(first - (np.cumsum(many) - many), many)
+    return index, np.arange(len(index)) + np.repeat(first - (np.cumsum(sizes) - sizes), sizes)
 
 
 def subtract(left: Merged, right: Merged) -> Merged:
@@ -99,7 +118,7 @@ def subtract(left: Merged, right: Merged) -> Merged:
 
 
 def complement(merged: Merged) -> Merged:
-    """Return the complement of a union, from the first instant of 64 bits to the last."""
+    """Return the instants that a union does not cover, from the smallest to the largest number of 64 bits."""
     return Merged(np.append(_EVER.min, merged.end_ns), np.append(merged.start_ns, _EVER.max))
 
 
@@ -109,7 +128,13 @@ def length(merged: Merged) -> int:
 
 
 def cut_at_earlier(start_ns: Instants, end_ns: Instants) -> tuple[NDArray[np.intp], Instants, Instants]:
-    """Return the parts of n intervals that no earlier one covers, as row, start and end; covered ones have none."""
+    """Cut intervals so that they do not overlap: an instant belongs to the interval that began first.
+
+    (0, 5), (3, 8), (4, 5) give the rows [0, 1] from [0, 5] to [5, 8]: nothing is left of the third interval.
+
+    Returns:
+        For each part: the row of its interval, its start, and its end.
+    """
     row = np.lexsort((end_ns, start_ns))
     start_ns, end_ns = start_ns[row], end_ns[row]
     start_ns[1:] = np.maximum(start_ns[1:], np.maximum.accumulate(end_ns)[:-1])

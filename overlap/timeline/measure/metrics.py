@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from ..spans import Timeline
-from .activity import IDLE, Activity
+from .activity import COMPUTE, COPY, PROGRAM, QUEUED, WAITING, WIRE, Activity
 from .steps import rank_windows, windows_by_step
 
 
@@ -23,15 +24,15 @@ class Breakdown:
     """Where the wall time of one rank went, in one step (or the whole run when `step` is None)."""
 
     rank: int
-    step: int | None  # Also None if the rank marks no steps
+    step: int | None  # None for the whole run, and for a rank that marks no steps
     wall_ns: int  # The length of the window
     compute_ns: int  # Time in which the rank computed
     overlapped_ns: int  # Time in which the rank computed while an operation was active
     waiting_ns: int  # Exposed time in which no bytes moved: every active operation waited for a rank
     wire_ns: int  # Exposed time in which bytes moved
     transfer_ns: int  # Time in which bytes moved, exposed or not
-    queued_ns: int  # Time in which nothing was busy, and an operation had been called that could not begin
-    kept_ns: int = 0  # Time without compute in which a program kept the event loop of this rank
+    queued_ns: int  # Time in which nothing else happened, and an issued operation had not started
+    kept_ns: int = 0  # Time without compute in which a program kept the event loop of this rank busy
     copy_ns: int = 0  # Time in which only copies and sets of a device's memory ran
 
     @property
@@ -51,22 +52,33 @@ class Breakdown:
 
     @property
     def idle_ns(self) -> int:
-        """Time in which nothing was busy and no operation had been called: the program did something else, or slept."""
+        """Time in which nothing was recorded and nothing queued: the program did something else, or slept."""
         return self.wall_ns - self.compute_ns - self.exposed_ns - self.kept_ns - self.copy_ns - self.queued_ns
 
     @property
     def overlap_ratio(self) -> float | None:
-        """Overlapped time as part of communication, from 0 to 1; None without communication."""
+        """Overlapped time as part of communication, from 0 to 1, or None without communication."""
         return self.overlapped_ns / self.comm_ns if self.comm_ns else None
 
 
 def breakdowns(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Breakdown]:
-    """Return the times of each rank by activity; arguments and errors as for `rank_windows`."""
+    """Return the times of each rank by activity, in one step or in the whole run, ranks ascending.
+
+    Args:
+        timeline: The run.
+        step: A step index, or None for the whole run.
+        ranks: World ranks to measure; None means all that have spans, and, with a step, that recorded that step.
+
+    Cost: a sort of the spans.
+
+    Raises:
+        UsageError: If the timeline is empty, no rank recorded that step, or `ranks` is empty or has one without spans.
+    """
     return measure_windows(Activity(timeline, rank_windows(timeline, step=step, ranks=ranks)))
 
 
 def breakdowns_by_step(timeline: Timeline) -> dict[int | None, list[Breakdown]]:
-    """Return the times of each rank by activity in each step, or in the whole run, None, if no step is recorded.
+    """Return, by step, the times of each rank by activity. If no step is recorded: of the whole run, under key None.
 
     Cost: a sort of the spans, and a few microseconds for each step of each rank.
 
@@ -75,12 +87,14 @@ def breakdowns_by_step(timeline: Timeline) -> dict[int | None, list[Breakdown]]:
     """
     steps = windows_by_step(timeline)
     rows = iter(measure_windows(Activity(timeline, [window for of_step in steps.values() for window in of_step])))
-    return {step: [next(rows) for _ in of_step] for step, of_step in steps.items()}
+    return {step: list(islice(rows, len(of_step))) for step, of_step in steps.items()}
 
 
 def measure_windows(activity: Activity) -> list[Breakdown]:
-    """Return the times of each window of an activity."""
-    chosen = [*(activity.doing == doing for doing in range(IDLE)), activity.is_hidden, activity.moves]
+    """Return the times in each window of an activity, in the order of the windows."""
+    # In the order of the names in the loop below.
+    activities = (COMPUTE, PROGRAM, WIRE, WAITING, QUEUED, COPY)
+    chosen = [*(activity.doing == each for each in activities), activity.is_hidden, activity.moves]
     times = [activity.in_windows(which).tolist() for which in chosen]
     return [
         Breakdown(

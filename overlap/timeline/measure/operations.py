@@ -1,4 +1,4 @@
-"""Costs of operations by place in the program: how often, how large, queued, waited, moved, exposed."""
+"""Costs of operations by line of the program: number, bytes, and time queued, waiting, moving and exposed."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _COLLECTIVES = {each.value: each for each in Collective} | {each.text: each for 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
-    """All operations of one kind from one line of the program, with one algorithm: sums over ranks.
+    """All operations of one kind from one line of the program, with one algorithm, added up over ranks.
 
-    Profiles of other tools show no lines: there, those of one size.
+    Traces of other tools show no lines: there, operations of one kind and size are added up.
     """
 
     op: str  # Name of the operation
     call_site: str  # "file:line", or ""
-    algorithm: str  # algorithm of the operations
+    algorithm: str  # Algorithm of the operations
     ranks: int  # Size of the largest group
-    count: int  # How many spans
-    nbytes: int  # sum over all spans
-    queued_ns: int  # From the call to the start
-    waiting_ns: int  # For the last rank
-    transfer_ns: int  # In which bytes moved
-    # Without compute; of operations in flight together, the oldest that moves bytes has the time, or else the oldest
-    # that waits
+    count: int  # Number of spans
+    nbytes: int  # Sum over all spans
+    queued_ns: int  # Time from calls to starts
+    waiting_ns: int  # Time from starts to the arrival of the last rank
+    transfer_ns: int  # Time in which bytes moved
+    # Time without compute. If several operations are in flight, it goes to the oldest one that moves bytes; if none
+    # does, to the oldest one that waits.
     exposed_ns: int
-    exposed_waiting_ns: int  # The part of that in which it waited for a rank; bytes moved in the rest
+    exposed_waiting_ns: int  # The part of `exposed_ns` in which an operation waited for a rank
 
     @property
     def algbw_bytes_per_s(self) -> float:
-        """Bytes of the operations by the time in which they moved; 0.0 if that is 0."""
+        """Bytes of the operations divided by the time in which they moved; 0.0 if that is 0."""
         return self.nbytes / (self.transfer_ns / 1e9) if self.transfer_ns else 0.0
 
     @property
@@ -49,34 +49,48 @@ class Operations:
 
 
 def bus_factor(op: str, ranks: int) -> float:
-    """Return the factor from the algorithm bandwidth of an operation to its bus bandwidth; 1.0 if it is not known."""
+    """Return the factor from algorithm bandwidth to bus bandwidth of an operation; 1.0 for unknown operations."""
     kind = _COLLECTIVES.get(op)
     return kind.bus_factor(ranks) if kind and ranks else 1.0
 
 
 def operations(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Operations]:
-    """Return the sums over operations that ranks issued in a step, by line, the most exposed first.
+    """Add up the operations that ranks issued in a step, by line of the program; the most exposed line is first.
 
-    Exposed time is that inside the windows, so that it adds up to that of the ranks: also that of operations of the
-    same line that another step has issued. If none of the operations of a line was issued in the step, those count that
-    were under way and exposed. Arguments and errors are those of `rank_windows`.
+    The exposed time of a line is that inside the windows of the ranks, also of its operations from other steps. So the
+    sum over all lines is the exposed time of the ranks. If no operation of a line was issued in the step, the other
+    sums are over its operations that were exposed in it.
+
+    Args:
+        timeline: The run.
+        step: A step index, or None for the whole run.
+        ranks: World ranks to look at; None means all. Ranks that mark no steps, while others do, are left out.
+
+    Raises:
+        UsageError: The timeline is empty, no rank recorded the step, or `ranks` is empty or has one without spans.
     """
     return sum_operations(timeline, Activity(timeline, of_steps(rank_windows(timeline, step=step, ranks=ranks))))
 
 
 def sum_operations(timeline: Timeline, activity: Activity) -> list[Operations]:
-    """Return the same of the windows of an activity of ranks that count."""
+    """Add up operations by line, as `operations` does, in the windows of an activity.
+
+    Args:
+        timeline: The run.
+        activity: What ranks did in some windows of one step, or of the whole run.
+    """
     windows = activity.windows
-    exposed_ns = np.zeros((2, len(activity.columns)), np.int64)  # by row: all, and waiting
+    # Exposed time, and the waiting part of it, of each span of the activity.
+    exposed_ns, waiting_ns = (np.zeros(len(activity.columns), np.int64) for _ in range(2))
     pieces = activity.pieces()
     pieces = pieces.take(np.isin(pieces.doing, (WIRE, WAITING)))
     for window in windows:
-        mine = pieces.take(slice(*np.searchsorted(pieces.rank, [window.rank, window.rank + 1])))
-        inside_ns = np.minimum(mine.end_ns, window.end_ns) - np.maximum(mine.start_ns, window.start_ns)
-        lengths_ns, waits = np.maximum(inside_ns, 0), mine.doing == WAITING
-        np.add.at(exposed_ns[0], mine.row, lengths_ns)
-        np.add.at(exposed_ns[1], mine.row[waits], lengths_ns[waits])
-    (under_way,) = np.nonzero(exposed_ns[0])
+        own = pieces.take(slice(*np.searchsorted(pieces.rank, [window.rank, window.rank + 1])))
+        inside_ns = np.minimum(own.end_ns, window.end_ns) - np.maximum(own.start_ns, window.start_ns)
+        lengths_ns = np.maximum(inside_ns, 0)
+        np.add.at(exposed_ns, own.row, lengths_ns)
+        np.add.at(waiting_ns, own.row, np.where(own.doing == WAITING, lengths_ns, 0))
+    (under_way,) = np.nonzero(exposed_ns)
     sized = ORIGIN in timeline.meta
     exposed = _rows_by_line(activity.columns, under_way[activity.columns.is_operation[under_way]], sized=sized)
     issued_rows = np.flatnonzero(issued_in(timeline, windows, windows[0].step))
@@ -84,24 +98,31 @@ def sum_operations(timeline: Timeline, activity: Activity) -> list[Operations]:
     sums = []
     for line, rows in (exposed | issued).items():
         spans = (timeline if line in issued else activity).columns.take(rows)
-        sums_ns = exposed_ns[:, exposed[line]].sum(axis=1).tolist() if line in exposed else [0, 0]
-        sums.append(_sum_operations(spans, *sums_ns))
+        exposed_rows = exposed.get(line, rows[:0])
+        times_ns = int(exposed_ns[exposed_rows].sum()), int(waiting_ns[exposed_rows].sum())
+        sums.append(_sum_operations(spans, *times_ns))
     return sorted(sums, key=lambda one: (-one.exposed_ns, -one.transfer_ns, one.op, one.call_site, one.algorithm))
 
 
 def _rows_by_line(columns: SpanColumns, rows: Rows, *, sized: bool) -> dict[tuple[int, ...], Rows]:
-    """Return rows by operation, call site and algorithm, and by size if `sized`; the keys are column values."""
-    kinds = [each.astype(np.int64) for each in (columns.op, columns.call_site, columns.algorithm)]
+    """Group rows by (operation, call site, algorithm), and by bytes if `sized`; the keys are values of the columns."""
+    kinds = [column.astype(np.int64) for column in (columns.op, columns.call_site, columns.algorithm)]
     kinds += [columns.nbytes] if sized else []
-    rows = rows[np.lexsort([each[rows] for each in reversed(kinds)])]
-    keys = [each[rows] for each in kinds]
+    rows = rows[np.lexsort([column[rows] for column in reversed(kinds)])]
+    keys = [column[rows] for column in kinds]
     firsts = run_starts(*keys)
     lines = zip(*(key[firsts].tolist() for key in keys), strict=True)
     return dict(zip(lines, np.split(rows, firsts[1:]), strict=False))
 
 
 def _sum_operations(spans: SpanColumns, exposed_ns: int, exposed_waiting_ns: int) -> Operations:
-    """Return the sums over spans of one line; the exposed times, which no span has, are given."""
+    """Return the sums over the operations that one line of the program issued: same op, call site and algorithm.
+
+    Args:
+        spans: The spans of these operations, at least one.
+        exposed_ns: Exposed time of the line, which does not follow from the spans.
+        exposed_waiting_ns: The part of the exposed time in which an operation waited.
+    """
     return Operations(
         op=spans.texts[spans.op[0]],
         call_site=spans.texts[spans.call_site[0]],

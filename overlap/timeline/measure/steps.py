@@ -16,10 +16,10 @@ from .intervals import Interval
 
 
 class RankWindow(NamedTuple):
-    """Time of one rank that is measured."""
+    """Window of time in which one rank is measured."""
 
     rank: int
-    step: int | None  # None for the whole run, and if the rank marks no steps
+    step: int | None  # None for the whole run, and for a rank that marks no steps
     start_ns: int
     end_ns: int
 
@@ -37,12 +37,11 @@ def rank_windows(
 ) -> list[RankWindow]:
     """Return the window of each rank, ranks ascending.
 
-    The window of a step is the rank's own step span (the latest one, if an index was used twice). A program that is
-    ahead of its computes leaves a step before they have run: its window ends with the last compute that was issued in
-    it, and begins when the computes of the steps before are over, so that the windows of such steps follow each other.
-    A rank that recorded no steps at all has the window from the first to the last instant of the ranks that did, and no
-    step: `of_steps` leaves it out.
-    Without a step the window runs from the first start to the last end over all ranks.
+    Without a step, the window is from the first start to the last end over all ranks. With a step, it is the step span
+    of the rank (the latest one, if an index was used twice). A program may leave a step before its computes have run:
+    then the window ends with the last compute that was issued in the step, and begins when the computes of earlier
+    steps have ended, so that the windows follow each other. A rank that marks no steps has step None, and the window
+    from the first to the last instant of the other ranks; `of_steps` leaves it out.
 
     Args:
         timeline: The run.
@@ -69,12 +68,13 @@ def rank_windows(
     if not chosen:
         raise UsageError("ranks: an empty selection shows nothing; name one or more")
     if missing := sorted(set(chosen) - set(recorded)):
-        raise UsageError(f"ranks: {listed(missing)} not recorded here; recorded are {listed(recorded)}")
+        what = "have no spans" if step is None else f"did not record step {step}"
+        raise UsageError(f"ranks: {listed(missing)} {what}; recorded are {listed(recorded)}")
     return [window for window in found if window.rank in chosen]
 
 
 def windows_by_step(timeline: Timeline) -> dict[int | None, list[RankWindow]]:
-    """Return the windows of each step, in order, or of the whole run, None, if no step is recorded.
+    """Return the windows of all ranks by step, in order; if no step is recorded, those of the whole run under key None.
 
     Raises:
         UsageError: The timeline has no spans.
@@ -87,17 +87,18 @@ def windows_by_step(timeline: Timeline) -> dict[int | None, list[RankWindow]]:
 
 
 def of_steps(measured: Sequence[_Measured]) -> list[_Measured]:
-    """Return the windows or measures of ranks that mark steps: other ranks have no part in the figures of a step.
+    """Keep the windows, or measures, whose `step` is not None: ranks without steps do not count in figures of a step.
 
-    If no rank does, and for the whole run, all are returned.
+    If `step` is None everywhere, as for the whole run, all are kept.
     """
     return [one for one in measured if one.step is not None] or list(measured)
 
 
 def median_step(timeline: Timeline) -> int | None:
-    """Return the step of median wall time of its longest rank; None without steps. Of two, the shorter.
+    """Return the step of median length, the shorter one of two in the middle; None if no step is recorded.
 
-    Of three and more the first one is left out: caches are cold in it, and whatever is made once is made there.
+    The length of a step is that of its slowest rank. Of three and more steps the first one is left out: it includes
+    cold caches and other costs of a start.
     """
     walls: dict[int, int] = {}
     for windows in _step_windows(timeline.columns).values():
@@ -110,19 +111,25 @@ def median_step(timeline: Timeline) -> int | None:
 
 
 def issued_in(timeline: Timeline, windows: Sequence[RankWindow], step: int | None) -> Mask:
-    """Return a mask over spans: operations that ranks with a window issued in a step, whenever they ran.
+    """Return a mask of the operations that ranks issued in a step, whenever they ran.
 
-    Of a rank whose operations have no step, and without a step, those count that begin in its window.
+    If a rank's operations have no step, those that begin in the rank's window count.
+
+    Args:
+        timeline: The run.
+        windows: Windows of ranks, ranks ascending; at least one. Other ranks do not count.
+        step: The step; None: operations count that begin in the window of their rank.
     """
     columns = timeline.columns
     ranks, low_ns, high_ns = np.array([(one.rank, one.start_ns, one.end_ns) for one in windows], np.int64).T
-    # For each span, the position of its rank among the ranks with a window; others get a wrong one, and are masked.
+    # For each span, the index of its rank's window. Ranks without a window get a wrong index, and are masked out.
     index = np.minimum(np.searchsorted(ranks, columns.rank), len(ranks) - 1)
     is_chosen = columns.is_operation & (ranks[index] == columns.rank)
     begins_inside: Mask = is_chosen & (low_ns[index] <= columns.start_ns) & (columns.start_ns < high_ns[index])
     if step is None:
         return begins_inside
     blocks, labelled = _step_blocks(columns), is_chosen & (columns.step != NONE)
+    # A program may use a step index twice: only calls in the latest step with this index count.
     begun_ns = np.array([blocks.get(one.rank, {}).get(step, (one.start_ns,))[0] for one in windows], np.int64)
     issued = labelled & (columns.step == step) & (columns.called_ns >= begun_ns[index])
     return np.where(np.isin(columns.rank, columns.rank[labelled]), issued, begins_inside)
@@ -131,7 +138,13 @@ def issued_in(timeline: Timeline, windows: Sequence[RankWindow], step: int | Non
 def _windows_of_step(
     ranks: Sequence[int], steps: Mapping[int, Mapping[int, Interval]], step: int
 ) -> list[RankWindow]:  # fmt: skip
-    """Return the windows of a step, also of ranks that mark no steps; none if no rank recorded it."""
+    """Return the windows of a step, also of ranks that mark no steps; [] if no rank recorded it.
+
+    Args:
+        ranks: All ranks with spans.
+        steps: The windows of each rank that marks steps, by step.
+        step: The step.
+    """
     own = {rank: windows[step] for rank, windows in steps.items() if step in windows}
     if not own:
         return []
@@ -143,7 +156,7 @@ def _windows_of_step(
 
 
 def _step_blocks(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
-    """Return, by rank and step, the interval of the step span; the latest, if an index was used twice."""
+    """Return the interval of each step span, by rank and step; the latest one, if a step index was used twice."""
     marked = np.flatnonzero(columns.is_kind("step") & (columns.step != NONE))
     return _by_rank_and_step(columns, marked, columns.start_ns[marked], columns.end_ns[marked])
 
@@ -151,11 +164,18 @@ def _step_blocks(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
 def _by_rank_and_step(
     columns: SpanColumns, rows: Rows, start_ns: Int64s, end_ns: Int64s
 ) -> dict[int, dict[int, Interval]]:
-    """Return the interval of each of some rows, by rank and step; the last one, if there are several."""
+    """Arrange intervals of rows by rank and step; of several with one rank and step, the last row counts.
+
+    Args:
+        columns: The spans.
+        rows: Rows of spans that have a step.
+        start_ns: Start of the interval of each row.
+        end_ns: End of the interval of each row.
+    """
     found: dict[int, dict[int, Interval]] = {}
-    keys = columns.rank[rows].tolist(), columns.step[rows].tolist()
-    for rank, step, *interval in zip(*keys, start_ns.tolist(), end_ns.tolist(), strict=True):
-        found.setdefault(rank, {})[step] = interval[0], interval[1]
+    fields = (columns.rank[rows], columns.step[rows], start_ns, end_ns)
+    for rank, step, start, end in zip(*(field.tolist() for field in fields), strict=True):
+        found.setdefault(rank, {})[step] = start, end
     return found
 
 
@@ -166,7 +186,7 @@ def _step_windows(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
 
 
 def _compute_intervals(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
-    """Return, by rank and step, the interval from first to last compute that was issued in the step."""
+    """Return, by rank and step, the interval from the first to the last compute that was issued in the step."""
     issued = np.flatnonzero(columns.is_kind("compute") & (columns.step != NONE))
     issued = issued[np.lexsort((columns.step[issued], columns.rank[issued]))]
     if not len(issued):
@@ -178,12 +198,17 @@ def _compute_intervals(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
 
 
 def _rank_step_windows(blocks: Mapping[int, Interval], computed: Mapping[int, Interval]) -> dict[int, Interval]:
-    """Return the windows of one rank's steps, from step spans and computes; computes run in the order of issue."""
-    free_ns = sorted(end_ns for _, end_ns in computed.values())
+    """Return the window of each step of one rank, as `rank_windows` describes it.
+
+    Args:
+        blocks: The interval of each step span.
+        computed: For steps with computes, the interval from the first to the last of these.
+    """
+    free_ns = sorted(end_ns for _, end_ns in computed.values())  # when the computes of each step had ended
     windows: dict[int, Interval] = {}
     for step, (start_ns, end_ns) in blocks.items():
         first_ns, last_ns = computed.get(step, (start_ns, end_ns))
-        before = bisect_right(free_ns, first_ns)  # steps whose computes were over by then
+        before = bisect_right(free_ns, first_ns)  # number of steps whose computes had ended by then
         start_ns = max(start_ns, free_ns[before - 1]) if before else start_ns
         windows[step] = start_ns, max(start_ns, end_ns, last_ns)
     return windows

@@ -1,7 +1,5 @@
 """DistributedDataParallel and single operations on our backend, in turn with gloo in one torchrun."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

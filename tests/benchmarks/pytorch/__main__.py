@@ -1,7 +1,5 @@
 """A part of the table: `python -m tests.benchmarks.pytorch broadcast,gather --bytes 8,1048576`."""
 
-from __future__ import annotations
-
 import argparse
 
 from overlap.cli.bench.sampling import Sampling

@@ -1,7 +1,5 @@
 """All-reduces of PyTorch beside busy processes, in turn with gloo's."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

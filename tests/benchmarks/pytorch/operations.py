@@ -1,7 +1,5 @@
 """The operations of torch.distributed that are measured, each by its name in the table."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeAlias
 

@@ -5,8 +5,6 @@
 Both backends live in each process. Their samples follow each other, so that whatever else the machine does hits both.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence

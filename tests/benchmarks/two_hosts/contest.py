@@ -1,7 +1,5 @@
 """All figures of two hosts: what a step is made of, how it compares, and what a second link brings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 
@@ -9,7 +7,7 @@ import numpy as np
 
 from overlap.cli.bench.cases import NAMES, Case
 from overlap.cli.bench.measuring import Result
-from overlap.cli.bench.sampling import Sampling, Times, slowest
+from overlap.cli.bench.sampling import Sampling, Times, slowest_times
 from overlap.units import format_bytes, format_ns
 
 from ..figures import Figure, time_of
@@ -66,7 +64,7 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
 
 def _steps(hosts: Sequence[Host], sampling: Sampling) -> Iterator[Figure | str]:
     told = our_steps(hosts, sampling)
-    times = {name: slowest(samples, batch=1) for name, samples in told["samples_ns"].items()}
+    times = {name: slowest_times(samples, batch=1) for name, samples in told["samples_ns"].items()}
     for name, text in _TEXTS.items():
         aim_ns = WITHOUT_BARRIER_AIM_NS if name == "without_barrier" else None
         yield _time(name, text, times[name], aim_ns, wrong=told["wrong"])
@@ -77,7 +75,7 @@ def _steps(hosts: Sequence[Host], sampling: Sampling) -> Iterator[Figure | str]:
     ddp = ddp_steps(hosts, sampling, BUCKETS_MIB)
     yield f"DDP is DistributedDataParallel of {ddp['version']} on gloo"
     yield from _against(
-        times["without_barrier"], {float(size): slowest(s, batch=1) for size, s in ddp["samples_ns"].items()}
+        times["without_barrier"], {float(size): slowest_times(s, batch=1) for size, s in ddp["samples_ns"].items()}
     )
 
 

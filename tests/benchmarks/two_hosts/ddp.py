@@ -3,8 +3,6 @@
 DistributedDataParallel on gloo trains the same perceptron with one compute thread; rank 0 prints a line of JSON.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Nothing has to be cleaned up: a namespace lives as long as a process in it, and 
 holds each of ours ends when its standard input does, so also after `kill -9`.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What is trained between the hosts: equal dense layers with rectifiers, plain numpy, gradients in place."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import TypeAlias
 

@@ -1,7 +1,5 @@
 """Whether plans name the fastest algorithm between two hosts, one rank or two on each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs one program on both hosts, as somebody with two machines would by hand, and hears what it says."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import sys
@@ -13,7 +11,7 @@ from typing import Any
 from overlap.cli.bench.cases import Case
 from overlap.cli.bench.measuring import Result, summarize
 from overlap.cli.bench.sampling import Sampling
-from overlap.processes.place import without_membership
+from overlap.processes.place import without_launcher_variables
 from tests.benchmarks.children import Child, environment, read_json_lines, start
 from tests.benchmarks.versus.assignment import AssignmentInTurn
 from tests.benchmarks.versus.layout import MEMBER
@@ -95,7 +93,7 @@ def ddp_steps(hosts: Sequence[Host], sampling: Sampling, buckets_mib: Sequence[f
     """Train with one rank of PyTorch on each host, with every bucket size."""
     program = [sys.executable, "-m", _DDP, json.dumps(asdict(sampling)), json.dumps([str(b) for b in buckets_mib])]
     world = {"MASTER_ADDR": hosts[0].address(), "MASTER_PORT": str(_PORT), "WORLD_SIZE": str(len(hosts))}
-    shared = without_membership(environment()) | world | _QUIET | {"GLOO_SOCKET_IFNAME": "rail0"}
+    shared = without_launcher_variables(environment()) | world | _QUIET | {"GLOO_SOCKET_IFNAME": "rail0"}
     [told] = read_json_lines(
         [Child([*host.enter, *program], shared | {"RANK": str(host.index), "LOCAL_RANK": "0"}) for host in hosts]
     )

@@ -4,8 +4,6 @@ Nothing between the two threads of a process and the socket: what a link can car
 process that listens, rank 0, prints a line of JSON.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

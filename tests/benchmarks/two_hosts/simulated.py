@@ -1,7 +1,5 @@
 """The step without a barrier on the virtual clock, which is told what was measured of computes and of the wire."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,7 +10,7 @@ import topology
 from overlap import Virtual, run
 from overlap.cli.bench.sampling import Times
 from overlap.config import overriding
-from overlap.simulation import Profile
+from overlap.simulation.compute_cost import Profile
 from overlap.timeline.files.reading import read_trace
 from overlap.timeline.spans import Timeline
 

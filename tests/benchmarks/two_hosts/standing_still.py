@@ -4,8 +4,6 @@
 JSON how many elements were wrong.
 """
 
-from __future__ import annotations
-
 import json
 from time import sleep
 

@@ -4,8 +4,6 @@ It takes every measure in turn, so that whatever else the machine does meets all
 what all ranks measured, as a line of JSON.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence

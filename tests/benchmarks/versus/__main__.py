@@ -1,7 +1,5 @@
 """The command `python -m tests.benchmarks.versus`: the options of `overlap bench`, and what to compare."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,7 +35,7 @@ Say = Callable[[str], None]
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print each line as soon as it is known, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.versus")
-    fill(parser)
+    add_arguments(parser)
     try:
         return _measure(parser.parse_args(argv))
     except OverlapError as error:
@@ -45,9 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def fill(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the description and the options of the command to its parser."""
-    bench.fill(parser)
+    bench.add_arguments(parser)
     operation = next(action for action in parser._actions if action.dest == "operation")
     operation.nargs, operation.required = "?", False
     add_options(parser, OPTIONS)

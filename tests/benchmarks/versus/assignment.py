@@ -1,7 +1,5 @@
 """Cases that processes measure, at once or in turn, and their JSON form for those processes."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator, Sequence
@@ -49,8 +47,5 @@ class AssignmentInTurn:
             for row in document["cases"]
         ]
         return cls(
-            cases=cases,
-            sampling=Sampling(**document["sampling"]),
-            turns=document["turns"],
-            name=document["name"],
+            cases=cases, sampling=Sampling(**document["sampling"]), turns=document["turns"], name=document["name"]
         )

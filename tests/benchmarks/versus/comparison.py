@@ -5,8 +5,6 @@ Direct" on dl1.24xlarge, 32 MB messages): there the NIC reads the memory of an a
 array itself.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -102,9 +100,7 @@ def measure(
 ) -> Iterator[Pair]:
     """Measure rows both ways, one right after the other."""
     yield from zip(
-        list(measure_cases(world, sampling, without)),
-        list(measure_cases(world, sampling, with_it)),
-        strict=True,
+        list(measure_cases(world, sampling, without)), list(measure_cases(world, sampling, with_it)), strict=True
     )
 
 

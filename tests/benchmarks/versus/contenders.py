@@ -1,7 +1,5 @@
 """Starts another library's ranks as processes, one library at a time, and reads what they measured."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -19,7 +17,7 @@ from typing import IO
 import ml_dtypes
 
 from overlap import OverlapError, UsageError
-from overlap.cli.bench.sampling import Times, slowest
+from overlap.cli.bench.sampling import Times, slowest_times
 from tests.benchmarks.children import Child, environment
 
 from .assignment import AssignmentInTurn
@@ -149,7 +147,7 @@ def _result(contender: Contender, told: bytes, assignment: AssignmentInTurn) -> 
     return ContenderResult(
         name=contender.name,
         version=answer["version"],
-        times=tuple(slowest(row["samples_ns"], batch=batch) for row, batch in zip(rows, batches, strict=True)),
+        times=tuple(slowest_times(row["samples_ns"], batch=batch) for row, batch in zip(rows, batches, strict=True)),
         wrong=tuple(row["wrong"] for row in rows),
     )
 
@@ -183,17 +181,9 @@ def _free_port() -> int:
 
 CONTENDERS = {
     "gloo": Contender(
-        name="gloo",
-        module="torch",
-        packages="torch",
-        program=f"{__package__}.gloo_rank",
-        start=_start_gloo,
+        name="gloo", module="torch", packages="torch", program=f"{__package__}.gloo_rank", start=_start_gloo
     ),
     "mpi": Contender(
-        name="mpi",
-        module="mpi4py",
-        packages="mpi4py mpich",
-        program=f"{__package__}.mpi_rank",
-        start=_start_mpi,
+        name="mpi", module="mpi4py", packages="mpi4py mpich", program=f"{__package__}.mpi_rank", start=_start_mpi
     ),
 }

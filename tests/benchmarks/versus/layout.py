@@ -1,7 +1,5 @@
 """Processes of a measured world and what joins them: settings of `overlap run`, and their options of this command."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from overlap.cli.bench.sampling import Sampling
 from overlap.cli.options import shared_option
 from overlap.config import RunConfig, setting_environment
 from overlap.settings import Option, format_setting
-from overlap.units import switch
+from overlap.units import parse_yes_no
 from tests.benchmarks.children import read_json_lines, start
 
 from .assignment import AssignmentInTurn
@@ -23,7 +21,7 @@ MEMBER = f"{__package__}.member"
 _LIMIT_S = 600  # for each row: it ends a world in which a rank waits for ever
 
 OPTIONS = {
-    "tcp": Option(read=switch, help="join the processes by TCP, not by Unix sockets"),
+    "tcp": Option(read=parse_yes_no, help="join the processes by TCP, not by Unix sockets"),
     **{name: shared_option(name) for name in ("rails", "peer_direct", "checksums", "transport")},
 }
 

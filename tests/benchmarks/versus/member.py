@@ -1,7 +1,5 @@
 """One process of ours that measures its rows in turn: `overlap run -m tests.benchmarks.versus.member ASSIGNMENT`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

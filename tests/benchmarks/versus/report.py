@@ -1,7 +1,5 @@
 """Lines and JSON that comparisons have in common."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

@@ -4,8 +4,6 @@ Every process to be measured connects to a socket of ours, in a folder that only
 and waits there for its turn with each row.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """A process that knows the secret and speaks as it pleases: raw frames to a real Efa."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Several processes of a world, as objects of one process: each has its own Efa, and they really talk over sockets."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -50,10 +48,7 @@ class Meeting(Generic[Met]):
     """
 
     def __init__(
-        self,
-        make: Callable[..., Met],
-        placement: Sequence[Sequence[int]] = ((0,), (1,)),
-        **settings: object,
+        self, make: Callable[..., Met], placement: Sequence[Sequence[int]] = ((0,), (1,)), **settings: object
     ) -> None:
         self.tables = Table(len(placement))
         self.reports = [Lines() for _ in placement]

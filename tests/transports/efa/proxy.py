@@ -1,7 +1,5 @@
 """A proxy inside the test between the first process, which dials, and the second: it damages, cuts, and goes down."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace

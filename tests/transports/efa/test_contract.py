@@ -1,7 +1,5 @@
 """Efa keeps the contract of transports: over every kind of connection, and inside every wrapper."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

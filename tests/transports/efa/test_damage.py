@@ -1,7 +1,5 @@
 """Bits that flip on the way: an error that names whose bytes they were, or the right bytes by another rail."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """Efa beyond the contract: where bytes wait, who goes first, how it ends."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import socket
@@ -20,18 +18,10 @@ from trio.testing import wait_all_tasks_blocked
 from tests.transports.matching.test_pair import held_bytes
 from tests.transports.promises import assert_kept, leaves_at_once
 from tests.waiting import TIMEOUT_S, run
-from transports import (
-    ArgumentError,
-    Efa,
-    LinkLostError,
-    Request,
-    TransportClosedError,
-    TransportError,
-)
+from transports import ArgumentError, Efa, LinkLostError, Request, TransportClosedError, TransportError
 from transports.address import PeerAddress
-from transports.efa.departures import LIMITS
 from transports.efa.rail import Rail
-from transports.frame import CHUNK_BYTES, EAGER_BYTES, KEPT_BYTES, LOCAL_CHUNK_BYTES, PUSH_BYTES, pack
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, KEPT_BYTES, LIMITS, LOCAL_CHUNK_BYTES, PUSH_BYTES, pack
 from transports.matching import MessageKind
 from transports.matching.ends import Progress
 from transports.testing import CHECKS
@@ -523,11 +513,11 @@ async def test_a_process_alone_has_nobody_to_talk_to() -> None:
     ("settings", "reason"),
     [
         ({"member": 2}, "member is 2; placement names the ranks of processes 0 to 1"),
-        ({"placement": [[0], [0]]}, "name each rank once, from 0 up"),
-        ({"placement": [[0], [-1]]}, "name each rank once, from 0 up"),
-        ({"rails": 0}, "rails is 0; name 1 to 64 of them"),
+        ({"placement": [[0], [0]]}, "rank 0 is named twice or more; name each rank once"),
+        ({"placement": [[0], [-1]]}, "expected ranks from 0 to 4294967295, got -1"),
+        ({"rails": 0}, "rails: expected 1 to 64, or as many local addresses, got 0"),
         ({"silence_s": 0}, "silence_s is 0; it must be above 0, and finite"),
-        ({"secret": b""}, "the secret is empty"),
+        ({"secret": b""}, "secret: is empty"),
     ],
 )
 def test_settings_that_cannot_work_are_rejected(settings: dict[str, object], reason: str) -> None:
@@ -567,7 +557,7 @@ async def test_a_slow_resolver_holds_nobody_up() -> None:
 
 async def test_a_rail_without_an_address_is_named() -> None:
     trio.socket.set_custom_hostname_resolver(Resolver())
-    with pytest.raises(ArgumentError, match=r"rail 'nowhere0' has no address \(Name or service not known\)"):
+    with pytest.raises(ArgumentError, match=r"rails: 'nowhere0' has no address \(Name or service not known\)"):
         async with World(rails=["nowhere0"]).efas[0].open():
             raise AssertionError("it has been opened")
 

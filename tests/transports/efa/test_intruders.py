@@ -1,7 +1,5 @@
 """Who knocks at the door and is no member, or one that breaks the rules: one line, and the world is intact."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """How two processes come together where much is lost on the way."""
 
-from __future__ import annotations
-
 import pytest
 
 from transports.efa import joining

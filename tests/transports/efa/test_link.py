@@ -13,13 +13,13 @@ from trio.testing import MockClock
 
 from transports.address import RAILS_LIMIT
 from transports.buffers import BounceBuffers
-from transports.efa.departures import LIMITS, single_rail_limits
+from transports.efa.departures import single_rail_limits
 from transports.efa.efa_link import EfaLink
 from transports.efa.joining import ProvedSocket
 from transports.efa.rail import Rail
 from transports.efa.sharing import RailRate, RailState, delays_chunk, delays_small_frame
 from transports.failures import LinkLostError
-from transports.frame import CHUNK_BYTES, EAGER_BYTES, FrameError, pack, parse
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, LIMITS, FrameError, pack, parse
 from transports.matching import Chunk, MessageKind, Receive, Send
 
 # -- what a link makes of rails that come and go, without time, tasks or sockets ---------------------------------------
@@ -35,18 +35,18 @@ class Pipe(Rail):
         super().__init__(link, index, nowhere, keep=True, staged=False)
         self.wire: list[bytes] = []
         self.incoming = b""
-        link.add(self)
+        link.add_rail(self)
 
     def measure_state(self) -> RailState:
         return RailState(0.0, 0)
 
-    def put(self, head: bytes, payload: memoryview) -> None:
+    def write_eager(self, head: bytes, payload: memoryview) -> None:
         frame = head + payload
         self.keep(frame)
         self.wire.append(frame)
 
-    def push(self, send: Send) -> bool:
-        if not self.owner.departures.reserve_push(send):
+    def write_pushed(self, send: Send) -> bool:
+        if not self.owner.departures.reserve_immediate_send(send):
             return False
         self.wire.append(b"".join(self.chunk_parts(Chunk(send, 0, send.nbytes))))
         self.count_written()
@@ -249,7 +249,7 @@ def test_rails_that_are_busy_are_measured_whenever_something_moves(monkeypatch: 
 
     for rail in rails:
         monkeypatch.setattr(rail, "measure_state", partial(look, rail.index))
-    rails[1]._rate.sample(0.0, 10**6, 10**6)
+    rails[1].rate.sample(0.0, 10**6, 10**6)
     link.flush()
     assert looked_at == [1]
 

@@ -1,7 +1,5 @@
 """Rails that die, peers that go: what was lost is sent again, or everybody is told why it cannot be."""
 
-from __future__ import annotations
-
 import errno
 import math
 import random
@@ -22,9 +20,9 @@ from tests.waiting import Lines, run
 from transports import LinkLostError, Request
 from transports.efa import rail
 from transports.efa.rail import Rail, describe_error
-from transports.efa.tcp import LOST_S, Health, TcpInfo, tcp_info
 from transports.frame import CHUNK_BYTES, PUSH_BYTES
 from transports.matching import MessageKind
+from transports.tcp import LOST_S, Health, TcpInfo, tcp_info
 
 from .impostor import confronted
 from .processes import World, open_world, opened, pairs, quietly
@@ -176,7 +174,7 @@ async def test_a_silent_process_is_not_given_up_where_somebody_else_watches_it()
     async with confronted(watched=True, silence_s=0.1) as (impostor, victim):
         (link,) = victim.efa.links.values()
         for _ in range(1000):
-            link.check_acknowledged()
+            link.close_silent_rails()
             link.tick(math.inf, 0.1)
         await impostor.say(MessageKind.EAGER, 0, 0, 1, 5, 0, payload=b"12345678")
         received = bytearray(8)
@@ -194,11 +192,11 @@ async def test_a_connection_that_is_not_acknowledged_is_lost(monkeypatch: pytest
             monkeypatch.setattr(rail, "tcp_info", lambda _: TcpInfo(True, 7.0, 0.0, 0, 0))
             for now_s in (100.0, 103.9):
                 monkeypatch.setattr(rail, "monotonic", lambda now_s=now_s: now_s)
-                link.check_acknowledged()
+                link.close_silent_rails()
             await wait_all_tasks_blocked()
             assert not errors
             monkeypatch.setattr(rail, "monotonic", lambda: 104.0)
-            link.check_acknowledged()
+            link.close_silent_rails()
             assert link.rails == []
             assert link.last_loss == "nothing sent over it was acknowledged for 4 s"
             assert await impostor.is_hung_up_on()

@@ -1,7 +1,5 @@
 """What is read from a rail means the same however it comes in pieces; what processes tell of where they are."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -11,7 +9,7 @@ import pytest
 from tests.errors import error_of
 from transports.address import RAILS_LIMIT, PeerAddress
 from transports.efa.joining import SocketJoining
-from transports.efa.reading import Reading
+from transports.efa.reading import ReadBuffer
 from transports.failures import TransportError
 from transports.frame import CHUNK_BYTES, EAGER_BYTES, FrameError, checksum, pack
 from transports.identity import Identity
@@ -32,7 +30,7 @@ class Destinations:
         self.incoming, self.filling = self, dict[int, object]()
         self.memory = bytearray(LONG_BYTES)
         self.events: list[tuple[object, ...]] = []
-        self.reading = Reading(self, self._take, staged=staged)  # type: ignore[arg-type]
+        self.reading = ReadBuffer(self, self._take, staged=staged)  # type: ignore[arg-type]
 
     def _take(self, kind: int, fields: list[int]) -> None:
         self.events.append((MessageKind(kind), *fields, self.reading.arrived))

@@ -1,7 +1,5 @@
 """Rails that come back: dialled again, let in by nobody else, and used, while messages stay exact."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -71,10 +69,7 @@ async def test_a_rail_whose_connection_broke_is_back_and_used(kind: str) -> None
         assert numbers(world) == [[0, RAILS_LIMIT + 1, 2]] * 2
         await uses_all(world)
     told = [re.sub(r"\d+\.\d s$", "N s", line) for line in lines]
-    assert told == [
-        "rail 1 to process 1 (rank 1) is back after N s",
-        "rail 1 to process 0 (rank 0) is back after N s",
-    ]
+    assert told == ["rail 1 to process 1 (rank 1) is back after N s", "rail 1 to process 0 (rank 0) is back after N s"]
     assert world.reports[0][0] == (
         "rail 1 to process 1 (rank 1) was lost: pulled by the test; 0 bytes are sent again over the other 2"
     )
@@ -272,7 +267,7 @@ async def test_who_answers_is_waited_for_as_long_as_a_deadlock_may_last(waited_s
         link = world.efas[0].links[1]
         reconnection = world.efas[0]._reconnection
         reconnection._unanswered_s[1] = 0.0
-        reconnection._check_absence(link, waited_s)
+        reconnection._give_up_if_absent(link, waited_s)
         assert (link.engine.gone is not None) is lost
 
 

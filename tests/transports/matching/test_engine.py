@@ -1,7 +1,5 @@
 """What an engine makes of messages: the other side may say anything, in any order."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 
@@ -64,11 +62,7 @@ def test_whatever_is_said_is_acted_upon_or_refused(seed: int, confirmed: bool, p
     """Well-formed messages in senseless order, with numbers small enough to hit what is there."""
     chance = random.Random(seed)
     limits = Limits(
-        eager_bytes=40_000,
-        chunk_bytes=100_000,
-        push_bytes=push_bytes,
-        budget_bytes=200_000,
-        confirmed=confirmed,
+        eager_bytes=40_000, chunk_bytes=100_000, push_bytes=push_bytes, budget_bytes=200_000, confirmed=confirmed
     )
     refused = 0
     for _ in range(40):
@@ -471,19 +465,15 @@ def test_of_messages_that_nobody_asked_for_only_whole_ones_outlive_their_sender(
 @pytest.mark.parametrize(
     ("limits", "said_before", "fields", "reason"),
     [
-        (
-            PUSHING,
-            [],
-            (0, 9, 0, 5, LONG_BYTES, 0),
-            "peer sent a message of ranks that it does not join: 9 to 0",
-        ),
+        (PUSHING, [], (0, 9, 0, 5, LONG_BYTES, 0), "peer sent a message of ranks that it does not join: 9 to 0"),
         (
             PUSHING,
             [],
             (0, 1, 0, 5, 2 * LONG_BYTES + 1, 0),
-            f"peer pushed message 0 of {2 * LONG_BYTES + 1} bytes, not {2 * LONG_BYTES} at most",
+            rf"rank 1 pushed message 0 \(to rank 0, tag 5\) of {2 * LONG_BYTES + 1} bytes; "
+            f"the limit is {2 * LONG_BYTES}",
         ),
-        (LIMITS, [], PUSHED, f"peer pushed message 0 of {LONG_BYTES} bytes, not 0 at most"),
+        (LIMITS, [], PUSHED, rf"rank 1 pushed message 0 \(to rank 0, tag 5\) of {LONG_BYTES} bytes; the limit is 0"),
         (
             PUSHING,
             [(number, 1, 0, 5, LONG_BYTES, 0) for number in range(2)],

@@ -1,7 +1,5 @@
 """Two engines that talk over wires that deliver in any order, against a model of two lines."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 from itertools import permutations

@@ -1,7 +1,5 @@
 """Another process of the host: joins over its standard input and output, does as it is told, and kills itself."""
 
-from __future__ import annotations
-
 import base64
 import os
 import signal

@@ -1,7 +1,5 @@
 """Several processes of a host, as objects of one process, which really pass memory and read it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """Boards and shelves in shared memory, and how the event loop hears of messages or looks for them."""
 
-from __future__ import annotations
-
 import os
 import re
 import threading
@@ -14,6 +12,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.threads import running
 from tests.waiting import TIMEOUT_S, run
 from transports import LinkLostError
 from transports.matching.protocol import BROKEN_PROTOCOL
@@ -35,7 +34,7 @@ async def test_a_closed_board_leaves_nothing() -> None:
     host = Host()
     async with opened(host.transports):
         boards_of = [each._boards for each in host.transports]
-        lent = [each.shelf._heap.used_bytes for each in boards_of]
+        lent = [sum(each.shelf._heap._sizes.values()) for each in boards_of]
         here, there = await _opened(host, 5)
         unopened = [each.board(6, (0, 1)) for each in host.transports]
         unopened[0].open(0, lambda: None)
@@ -44,7 +43,7 @@ async def test_a_closed_board_leaves_nothing() -> None:
         await wait_all_tasks_blocked()
         for each, before in zip(boards_of, lent, strict=True):
             each.shelf._free_released()
-            assert (each._open, each._early_notes, each.shelf._heap.used_bytes) == ({}, {}, before)
+            assert (each._open, each._early_notes, sum(each.shelf._heap._sizes.values())) == ({}, {}, before)
 
 
 async def _opened(host: Host, key: int) -> list[Board]:
@@ -142,17 +141,15 @@ def test_no_message_is_overlooked_whenever_it_comes() -> None:
                     data = np.array([number])
                     there.engine.send(0, 5, 0, b"", None, 8, memoryview(data).cast("B"), 1 << 32 | 0, 0, None)
 
-            thread = threading.Thread(target=send)
-            thread.start()
-            out, end = np.zeros(1, int), here.wire(0)
-            for number in range(PASSES):
-                due.put(number)
-                for _ in range(number % 5):
-                    await trio.lowlevel.checkpoint()
-                await end.recv_into(1, 5, out)
-                came += int(out[0] == number)
-            due.put(None)
-            thread.join(TIMEOUT_S)
+            with running(threading.Thread(target=send)):
+                out, end = np.zeros(1, int), here.wire(0)
+                for number in range(PASSES):
+                    due.put(number)
+                    for _ in range(number % 5):
+                        await trio.lowlevel.checkpoint()
+                    await end.recv_into(1, 5, out)
+                    came += int(out[0] == number)
+                due.put(None)
         return came
 
     assert run(main) == PASSES
@@ -172,10 +169,8 @@ def test_a_loop_that_sleeps_notices_a_message_though_a_thread_is_woken_that_does
                 words[SLEEPERS] = 7
                 there.engine.send(0, 5, 0, b"", None, 8, memoryview(data).cast("B"), 1 << 32 | 0, 0, None)
 
-            thread = threading.Thread(target=send)
-            thread.start()
-            await here.wire(0).recv_into(1, 5, out)
-            thread.join(TIMEOUT_S)
+            with running(threading.Thread(target=send)):
+                await here.wire(0).recv_into(1, 5, out)
         return int(out[0])
 
     assert run(main) == 7
@@ -195,24 +190,24 @@ def waits(patience: Patience, count: int, *, come: bool) -> int:
 
 
 def test_it_looks_as_long_as_that_helps() -> None:
-    assert waits(Patience(), 100, come=True) == 100
+    assert waits(Patience(50e-6), 100, come=True) == 100
 
 
 def test_after_three_times_in_vain_it_looks_every_sixteenth_time() -> None:
-    patience = Patience()
+    patience = Patience(50e-6)
     assert waits(patience, 3, come=False) == 3
     assert waits(patience, 160, come=False) == 10
 
 
 def test_once_it_helps_again_it_looks_always() -> None:
-    patience = Patience()
+    patience = Patience(50e-6)
     waits(patience, 3, come=False)
     assert waits(patience, 15, come=True) == 0
     assert waits(patience, 100, come=True) == 100
 
 
 def test_where_somebody_else_needs_the_cores_it_is_given_up_for_longer() -> None:
-    patience = Patience()
+    patience = Patience(50e-6)
     assert patience.take()
     patience.give_up()
     assert [patience.take() > 0 for _ in range(64)] == [False] * 63 + [True]
@@ -249,7 +244,7 @@ def test_a_piece_of_one_process_comes_back_when_it_is_given_back() -> None:
     assert shelf.take(PAGE) is None
     shelf.release(start)
     assert shelf.take(PAGE) == start
-    assert heap.used_bytes == PAGE
+    assert sum(heap._sizes.values()) == PAGE
 
 
 def test_words_lie_behind_what_is_held() -> None:
@@ -284,4 +279,4 @@ def test_who_needs_memory_gets_what_was_left() -> None:
 def test_pieces_waste_at_most_a_quarter_beyond_a_page(nbytes: int, lent: int) -> None:
     heap = Heap(0, 1 << 30)
     heap.take(nbytes)
-    assert heap.used_bytes == lent * PAGE
+    assert sum(heap._sizes.values()) == lent * PAGE

@@ -1,7 +1,5 @@
 """SharedMemory keeps the contract of transports: where memory may be read, where it may not, and inside wrappers."""
 
-from __future__ import annotations
-
 import pytest
 
 from transports import Faulty, LinkSpeed, Paced, Recording, Transport

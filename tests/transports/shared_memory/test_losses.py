@@ -1,7 +1,5 @@
 """Losses, links and limits of shared memory."""
 
-from __future__ import annotations
-
 import base64
 import os
 import subprocess
@@ -20,7 +18,7 @@ from tests.waiting import Lines, run
 from transports import LinkLostError, Request, TransportError
 from transports.shared_memory import SharedMemory, joining
 from transports.shared_memory.joining import MemoryJoining
-from transports.shared_memory.memory_limit import memory_bytes
+from transports.shared_memory.memory_limit import memory_limit_bytes
 from transports.shared_memory.segment import Segment
 
 from ..efa.processes import SECRET
@@ -147,15 +145,26 @@ async def test_who_cannot_share_memory_is_left_to_sockets_with_a_sentence(monkey
         assert lines == [f"process {other} of this host is reached by sockets: its memory cannot be mapped: no"]
 
 
-@pytest.mark.parametrize(("owner", "call"), [(Segment, "make"), (os, "eventfd")])
+_FULL = Mock(side_effect=OSError(27, "File too large"))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value", "cause"),
+    [
+        (Segment, "make", _FULL, "File too large"),
+        (os, "eventfd", _FULL, "File too large"),
+        (joining, "STALE", True, "the compiled code is of another version; install overlap again"),
+    ],
+)
 async def test_a_process_that_has_no_memory_to_share_says_so_and_is_reached_by_sockets(
-    monkeypatch: pytest.MonkeyPatch, owner: object, call: str
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, value: object, cause: str
 ) -> None:
-    monkeypatch.setattr(owner, call, Mock(side_effect=OSError(27, "File too large")))
+    monkeypatch.setattr(owner, name, value)
+    monkeypatch.setattr(joining, "BUILT", not joining.STALE)
     host = Host()
     await _look_at_all(host)
     for member, lines in enumerate(host.reports):
-        how = "shares no memory with processes of this host, which sockets reach: File too large"
+        how = f"shares no memory with processes of this host, which sockets reach: {cause}"
         assert lines == [f"process {member} {how}"]
 
 
@@ -230,11 +239,11 @@ def test_the_smallest_limit_counts(tmp_path: Path, groups: str | None, files: di
         file = tmp_path / "sys/fs/cgroup" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    assert memory_bytes(tmp_path) == limit
+    assert memory_limit_bytes(tmp_path) == limit
 
 
 def test_a_segment_is_a_share_of_half_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transports.shared_memory.joining.memory_bytes", lambda: 1 << 28)
+    monkeypatch.setattr("transports.shared_memory.joining.memory_limit_bytes", lambda: 1 << 28)
     joining = MemoryJoining.__new__(MemoryJoining)
     joining.members, joining._limit_bytes = 2, None
     segment = joining._make_segment()

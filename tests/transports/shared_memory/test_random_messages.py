@@ -1,7 +1,5 @@
 """Messages at random: none is lost, doubled or out of order, whatever is withdrawn; a model says what may come."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict, deque
 

@@ -200,7 +200,8 @@ static int execute(PyObject *module)
     return add(module, &Op_spec, "Op", &Op_type) < 0 || add(module, &Run_spec, "Run", &Run_type) < 0 ||
                    add(module, &Board_spec, "Board", &Board_type) < 0 ||
                    add(module, &Table_spec, "Table", &Table_type) < 0 ||
-                   add(module, &Engine_spec, "Engine", &Engine_type) < 0
+                   add(module, &Engine_spec, "Engine", &Engine_type) < 0 ||
+                   PyModule_AddIntConstant(module, "INTERFACE", 2) < 0 // as engine.py: changed with what Python uses
                ? -1
                : 0;
 }

@@ -1,7 +1,5 @@
 """TCP below Efa: what waits in the system is little, and heavy losses are said once."""
 
-from __future__ import annotations
-
 import socket
 import struct
 from collections.abc import Iterator
@@ -11,10 +9,27 @@ from typing import cast
 
 import pytest
 
-from transports.efa import tcp
-from transports.efa.tcp import Health, TcpInfo, tcp_info
+from transports import tcp
+from transports.tcp import Health, TcpInfo, tcp_info
 
-from .processes import open_world
+from .efa.processes import open_world
+
+
+@pytest.fixture(autouse=True)
+def _this_host_is_near(monkeypatch) -> None:
+    """A busy machine answers itself late."""
+    report_round_trip(1000, monkeypatch)
+
+
+def report_round_trip(round_trip_us: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the system report a round trip."""
+
+    def report(connection: socket.socket) -> TcpInfo | None:
+        seen = tcp_info(connection)
+        return None if seen is None else seen._replace(round_trip_s=round_trip_us / 1e6)
+
+    monkeypatch.setattr(tcp, "tcp_info", report)
+
 
 # -- what waits in the system: little between near hosts, and what cannot be had is said -------------------------------
 
@@ -55,8 +70,8 @@ def test_between_near_hosts_little_waits_and_nothing_is_paced(monkeypatch, tmp_p
         limit = tmp_path / "wmem_max"
         limit.write_text("524288\n")
         monkeypatch.setattr(tcp, "_WMEM_MAX", limit)
-        monkeypatch.setattr(tcp, "_FAR_BUFFER_BYTES", 64 << 10)  # every system allows that
-        tcp.bound_queue(connection, reports.append)
+        monkeypatch.setattr(tcp, "_NEAR_BUFFER_BYTES", 64 << 10)  # every system allows that
+        tcp.tune_connection(connection, reports.append)
         assert settings(connection) == (128 << 10, 128 << 10, b"reno")
     assert reports == []
 
@@ -68,7 +83,7 @@ def test_a_buffer_that_cannot_be_set_stays_as_it_was_and_that_is_said(monkeypatc
     monkeypatch.setattr(tcp, "_WMEM_MAX", limit)
     with joined() as connection:
         before = settings(connection)[0]
-        tcp.bound_queue(connection, reports.append)
+        tcp.tune_connection(connection, reports.append)
         assert settings(connection)[0] == before
     assert reports == [
         "send buffers stay as the system sizes them, for 524288 bytes cannot be set (net.core.wmem_max is 212992); "
@@ -81,7 +96,7 @@ def test_a_congestion_control_that_cannot_be_had_is_said(monkeypatch) -> None:
     with joined() as connection:
         monkeypatch.setattr(tcp, "_PACING", settings(connection)[2])
         monkeypatch.setattr(tcp, "_NEAR_CONGESTION", b"nosuch")
-        tcp.bound_queue(connection, reports.append)
+        tcp.tune_connection(connection, reports.append)
         kept = settings(connection)[2].decode()
     assert reports[-1] == (
         f"TCP keeps congestion control {kept!r}, for 'nosuch' cannot be set (No such file or directory); it paces more"
@@ -89,11 +104,11 @@ def test_a_congestion_control_that_cannot_be_had_is_said(monkeypatch) -> None:
 
 
 def test_a_long_way_keeps_what_the_system_has_chosen(monkeypatch) -> None:
-    monkeypatch.setattr(tcp, "_NEAR_S", -1.0)
+    report_round_trip(1001, monkeypatch)
     with joined() as connection:
         paces(connection, monkeypatch)
         before = settings(connection)
-        tcp.bound_queue(connection, pytest.fail)
+        tcp.tune_connection(connection, pytest.fail)
         assert settings(connection) == before
 
 

@@ -5,14 +5,17 @@ from collections.abc import Sequence
 from overlap.timeline import Recorder, Timeline, breakdowns
 
 
-def reached(recorders: Sequence[Recorder]) -> str:
+def describe_overlap(recorders: Sequence[Recorder]) -> str:
     """Return one sentence about the ranks of this process, from their recorded spans.
 
     Communication counts from when a rank comes to an operation: waiting for slower ranks is part of it.
     """
-    told = breakdowns(Timeline.collect(recorders, world_size=len(recorders)))
-    hidden, all_of_it = (sum(getattr(each, name) for each in told) / len(told) for name in ("overlapped_ns", "comm_ns"))
-    return f"overlap: {hidden / all_of_it:.0%} of {all_of_it / 1e6:.0f} ms of communication was hidden under compute"
+    times = breakdowns(Timeline.collect(recorders, world_size=len(recorders)))
+    hidden_ns, comm_ns = sum(each.overlapped_ns for each in times), sum(each.comm_ns for each in times)
+    if not comm_ns:  # one rank
+        return "overlap: nothing was communicated"
+    mean_ms = comm_ns / len(times) / 1e6
+    return f"overlap: {hidden_ns / comm_ns:.0%} of {mean_ms:.0f} ms of communication was hidden under compute"
 
 
 def reduced_bytes(recorder: Recorder) -> int:

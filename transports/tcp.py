@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import trio
+
 from transports.frame import LOCAL_CHUNK_BYTES
 from transports.meeting import keep_alive
 
@@ -30,10 +32,10 @@ LOST_S = 4.0
 _UNIX_BUFFER_BYTES = LOCAL_CHUNK_BYTES + (64 << 10)
 _LOCAL_UNSENT_BYTES = 512 << 10
 # 1 ms of a link of 1 Gbit/s; TCP itself bounds the bytes on the wire and in the queues of the network.
-_FAR_UNSENT_BYTES = 128 << 10
+_NEAR_UNSENT_BYTES = 128 << 10
 # Sent bytes that are not acknowledged count, too. Linux doubles it for its own records. Over 1 Gbit/s a training
 # step takes 302 to 314 ms with that, 320 to 324 with the system's buffers and BBR; half of it is as good.
-_FAR_BUFFER_BYTES = 512 << 10
+_NEAR_BUFFER_BYTES = 512 << 10
 # Longest round trip of a near host. Farther connections have more bytes under way, and keep the system's buffers.
 _NEAR_S = 0.001
 # Inside one host nothing is lost and nothing needs pacing: BBR, which paces segments by a timer, takes 1.5 times as
@@ -57,29 +59,29 @@ _LONGEST_MS, _SHORTEST_US = 1000, 10_000
 
 # -- the state of a connection ----------------------------------------------------------------------------------------
 
-# In Linux's `struct tcp_info` (linux/tcp.h, appended to and never changed): keepalive probes that were not answered,
-# segments under way, milliseconds since an acknowledgement, the smoothed round trip in microseconds, segments that were
-# sent again, segments with data that were sent in all, and those of them of which the receiver said that it had them.
+# Fields of Linux's `struct tcp_info` (linux/tcp.h, which only grows at its end): unanswered keepalive probes, segments
+# under way, milliseconds since the last acknowledgement, the smoothed round trip in microseconds, segments sent again,
+# all segments with data that were sent, and segments that were sent again although the receiver had them.
 _INFO = struct.Struct("=3xB20xI28xI8xI28xI52xI56xI")
 
 
 class TcpInfo(NamedTuple):
     """The state of a connection, as the kernel reports it."""
 
-    under_way: bool  # something was sent that has not been acknowledged, or could not be, as no device is up
-    since_ack_s: float  # time since the last acknowledgement
-    round_trip_s: float
-    sent_segments: int  # since the connection began
-    repeated_segments: int  # without needless repetitions
+    under_way: bool  # Whether data or a keepalive probe was sent that has not been acknowledged
+    since_ack_s: float  # Time since the last acknowledgement
+    round_trip_s: float  # Smoothed round trip
+    sent_segments: int  # Segments with data since the connection began, with those sent again
+    repeated_segments: int  # Segments sent again, without those that the receiver already had
 
 
-def tcp_info(connection: socket.socket) -> TcpInfo | None:
-    """Return the state of a connection from the kernel; None if unsupported, and for Unix sockets.
+def tcp_info(connection: socket.socket | trio.socket.SocketType) -> TcpInfo | None:
+    """Return the state of a TCP connection as the kernel reports it; None for Unix sockets, and if unsupported.
 
-    A receiver that reads nothing closes its window, so that nothing is under way, and acknowledges probes of it. That
-    is why TCP_USER_TIMEOUT will not do: it counts a closed window like a broken link (measured on Linux 6: a receiver
-    that was busy for longer lost its connection). Where this side's own device takes nothing, as it is down, nothing is
-    under way either, but probes are not answered.
+    Callers use this to tell a dead peer from a busy one. The option TCP_USER_TIMEOUT cannot: it also breaks the
+    connection of a receiver that is only busy. Such a receiver has closed its window, so that nothing is under way, and
+    its kernel answers probes. If the network device of this side is down, nothing is under way either, but probes are
+    not answered.
     """
     if connection.family == socket.AF_UNIX or not hasattr(socket, "TCP_INFO"):
         return None
@@ -88,13 +90,18 @@ def tcp_info(connection: socket.socket) -> TcpInfo | None:
     except OSError:
         return None
     unpacked = _INFO.unpack(info.ljust(_INFO.size, b"\0"))
-    probes, under_way, since_ms, round_trip_us, again, sent, needless = unpacked
-    repeated = max(0, again - needless)
-    return TcpInfo(under_way > 0 or probes > 0, since_ms / 1000, round_trip_us / 1e6, sent, repeated)
+    unanswered_probes, under_way, since_ack_ms, round_trip_us, repeated, sent, needless = unpacked
+    return TcpInfo(
+        under_way=under_way > 0 or unanswered_probes > 0,
+        since_ack_s=since_ack_ms / 1000,
+        round_trip_s=round_trip_us / 1e6,
+        sent_segments=sent,
+        repeated_segments=max(0, repeated - needless),
+    )
 
 
 def unsent_bytes(connection: socket.socket) -> int:
-    """Return the bytes that the other end has not acknowledged; 0 if unsupported."""
+    """Return the number of written bytes that the other end has not acknowledged; 0 if unsupported."""
     try:
         return int(struct.unpack("=i", fcntl.ioctl(connection, _SIOCOUTQ, bytes(4)))[0])
     except (OSError, ValueError):  # the latter if it is closed
@@ -104,41 +111,42 @@ def unsent_bytes(connection: socket.socket) -> int:
 class Health:
     """The health of one connection: whether its bytes are acknowledged, and how many are lost."""
 
-    __slots__ = ("_lossy_samples", "_repeated_segments", "_reported", "_sent_segments", "_waiting_since_s")
-
     def __init__(self) -> None:
         self._waiting_since_s: float | None = None  # when bytes under way were first seen, or last acknowledged since
         self._sent_segments = self._repeated_segments = self._lossy_samples = 0
         self._reported = False
 
     def unacknowledged_s(self, seen: TcpInfo | None, now_s: float) -> float:
-        """Return the seconds without an acknowledgement of bytes under way.
+        """Return for how many seconds bytes under way have waited for an acknowledgement; 0 if none are under way.
 
-        The system reports the time of the last acknowledgement, not the start of the wait for the next one: after a
-        pause, bytes that have just left would seem to wait since before it. So the wait begins when it is first seen.
+        The kernel reports the time since the last acknowledgement. After a pause that time is long, even for bytes that
+        have just left. So the wait is counted from the call that sees it first.
 
         Args:
-            seen: The state of the connection now.
+            seen: The state of the connection now; None: unknown.
             now_s: Seconds on a clock that does not go back.
         """
         if seen is None or not seen.under_way:
             self._waiting_since_s = None
+        # a wait begins here: the first one, or another one, because bytes were acknowledged after `_waiting_since_s`
         elif self._waiting_since_s is None or now_s - seen.since_ack_s > self._waiting_since_s:
             self._waiting_since_s = now_s
         return 0.0 if self._waiting_since_s is None else now_s - self._waiting_since_s
 
     def record_losses(self, connection: socket.socket, seen: TcpInfo | None) -> str:
-        """Adapt TCP to a network that loses many segments; return a message for people once, and "" otherwise.
+        """Count lost segments since the last call; after several lossy calls in a row, adapt TCP to losses, once.
 
         Args:
             connection: The connection.
-            seen: State of the connection now.
+            seen: State of the connection now; None: unknown.
+
+        Returns:
+            When TCP is adapted, a text for the user about the losses; otherwise "".
         """
-        if self._reported or seen is None or seen.sent_segments - self._sent_segments < _LEAST_SEGMENTS:
+        if self._reported or seen is None or (sent := seen.sent_segments - self._sent_segments) < _LEAST_SEGMENTS:
             return ""
-        share = (seen.repeated_segments - self._repeated_segments) / (
-            seen.sent_segments - self._sent_segments
-        )  # below 0 when assumed losses turn out to be false
+        # below 0 when assumed losses turn out to be false
+        share = (seen.repeated_segments - self._repeated_segments) / sent
         self._sent_segments, self._repeated_segments = seen.sent_segments, seen.repeated_segments
         self._lossy_samples = self._lossy_samples + 1 if share >= _LOSSY_SHARE else 0
         if self._lossy_samples < _LOSSY_SAMPLES:
@@ -148,7 +156,11 @@ class Health:
 
 
 def _adapt_to_losses(connection: socket.socket) -> str:
-    """Set the available and permitted options for lossy networks; return a description of them."""
+    """Set the options for lossy networks that the system has and permits.
+
+    Returns:
+        The end of a sentence on them, such as ", from now on by bbr and after 10 ms"; "" if none could be set.
+    """
     descriptions = []
     with suppress(OSError, AttributeError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _LOSSY_CONGESTION)
@@ -164,11 +176,13 @@ def _adapt_to_losses(connection: socket.socket) -> str:
 
 
 def set_options(connection: socket.socket, silence_s: float | None) -> None:
-    """Set the options of a socket that is not connected yet, or just now: small buffers, keepalive, no delay.
+    """Make a socket non-blocking, and set its options, before it is connected or right after.
+
+    A Unix socket gets small buffers. A TCP socket sends short messages at once, and probes idle connections.
 
     Args:
         connection: The socket.
-        silence_s: How long TCP waits for an answer, or until a receiver reads; None: as long as the system does.
+        silence_s: How long TCP waits for an acknowledgement, or until the receiver reads; None: the system's default.
     """
     connection.setblocking(False)
     if connection.family == socket.AF_UNIX:
@@ -178,12 +192,16 @@ def set_options(connection: socket.socket, silence_s: float | None) -> None:
     keep_alive(connection.setsockopt, LOST_S, silence_s)
 
 
-def bound_queue(connection: socket.socket, report: Callable[[str], None]) -> None:
-    """Bound the queue of a connected socket, most where hosts are near, and choose its congestion control.
+def tune_connection(connection: socket.socket, report: Callable[[str], None]) -> None:
+    """Tune a connected socket for the distance of its ends.
+
+    Inside a host, the bytes that the system holds unsent are bounded, and the congestion control is chosen. Between
+    near hosts, with a round trip of up to 1 ms, these bytes and the send buffer are bounded, and pacing is stopped.
+    Connections to farther hosts, and Unix sockets, stay as they are.
 
     Args:
         connection: The socket.
-        report: Prints a line about each option that cannot be set.
+        report: Prints a line about each option between near hosts that cannot be set; inside a host none is printed.
     """
     if connection.family == socket.AF_UNIX:
         return
@@ -192,29 +210,27 @@ def bound_queue(connection: socket.socket, report: Callable[[str], None]) -> Non
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _LOCAL_UNSENT_BYTES)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _LOCAL_CONGESTION)
     elif (seen := tcp_info(connection)) is not None and seen.round_trip_s <= _NEAR_S:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _FAR_UNSENT_BYTES)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _NEAR_UNSENT_BYTES)
         _bound_send_buffer(connection, report)
         _stop_pacing(connection, report)
 
 
 def _bound_send_buffer(connection: socket.socket, report: Callable[[str], None]) -> None:
-    """Fix the size of the send buffer, unless the system would make it smaller than asked for."""
+    """Set the size of the send buffer; if the system's limit is lower, leave it unchanged, and report that."""
     try:
         most = int(_WMEM_MAX.read_text(encoding="ascii"))
-        if most >= _FAR_BUFFER_BYTES:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _FAR_BUFFER_BYTES)
+        if most >= _NEAR_BUFFER_BYTES:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _NEAR_BUFFER_BYTES)
             return
         reason = f"net.core.wmem_max is {most}"
     except (OSError, ValueError) as error:
         reason = str(error)
-    report(
-        f"send buffers stay as the system sizes them, for {_FAR_BUFFER_BYTES} bytes cannot be set ({reason}); "
-        "urgent messages may wait longer behind others"
-    )
+    fact = f"send buffers stay as the system sizes them, for {_NEAR_BUFFER_BYTES} bytes cannot be set ({reason})"
+    report(f"{fact}; urgent messages may wait longer behind others")
 
 
 def _stop_pacing(connection: socket.socket, report: Callable[[str], None]) -> None:
-    """Replace a congestion control that paces by timers; the short send buffer paces enough."""
+    """Replace a congestion control that paces segments by timers; with a short send buffer no pacing is needed."""
     try:
         if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(_PACING):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NEAR_CONGESTION)
