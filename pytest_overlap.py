@@ -49,7 +49,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 
     marker, failed = request.node.get_closest_marker("ranks"), request.session.testsfailed
     with Answer.unasked() as answers:
-        yield Ranks(request.path.parent, **({} if marker is None else _settings(marker)))
+        yield Ranks(request.path.parent, **({} if marker is None else _marker_settings(marker)))
     if answers and request.session.testsfailed == failed:
         told = "\n".join(f"an answer is no, and the test does not assert it: {each.why}" for each in answers)
         pytest.fail(f'{told}\nwrite `assert` before the question, as in `assert run.same("results")`', pytrace=False)
@@ -68,7 +68,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     fixtures = {name: pyfuncitem.funcargs[name] for name in names if name != "rank"}
     wrong = ""
     try:
-        run_marked(pyfuncitem.obj, fixtures, _settings(marker), takes_rank="rank" in names)
+        run_marked(pyfuncitem.obj, fixtures, _marker_settings(marker), takes_rank="rank" in names)
     except (RanksFailed, UsageError) as error:
         wrong = str(error)
     if wrong:
@@ -87,7 +87,7 @@ def _check_runs_on_ranks(request: pytest.FixtureRequest) -> None:
         pytest.fail(f"{what}has no mark", pytrace=False)
 
 
-def _settings(marker: pytest.Mark) -> dict[str, Any]:
+def _marker_settings(marker: pytest.Mark) -> dict[str, Any]:
     if len(marker.args) > 1:
         pytest.fail(f"ranks: expected one number of ranks, got {marker.args}", pytrace=False)
     return {**({"ranks": marker.args[0]} if marker.args else {}), **marker.kwargs}

@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 from models.cut import layers_of
-from models.gpt import GPT, batch, cross_entropy, mean, part, standard_library
+from models.gpt import GPT, batch, cross_entropy, mean_gradients, standard_library, tensor_rank_part
 from models.overlap_ratio import describe_overlap
 
 import overlap
@@ -22,7 +22,7 @@ from overlap.timeline import Recorder
 
 async def train(rank: overlap.Rank, text: np.ndarray, steps: int) -> Recorder:
     mesh, gpt = rank.mesh(dp=rank.world_size // 2, tp=2), GPT(share=1 / 2)
-    weights = part(gpt.weights(), mesh.coordinates["tp"], 2)
+    weights = tensor_rank_part(gpt.weights(), mesh.coordinates["tp"], 2)
     model = parallel.DataParallel(rank, weights, optimizer=parallel.AdamW(3e-3), group=mesh["dp"], bucket_bytes=1 << 17)
     layers = layers_of(gpt, rank, mesh["tp"])
     for step in range(steps):
@@ -37,7 +37,7 @@ async def train(rank: overlap.Rank, text: np.ndarray, steps: int) -> Recorder:
             for name, layer in reversed(layers.items()):
                 backs = [layer.backward(model[name], *each) for each in zip(saved[name], dys, strict=True)]
                 dys, dws = zip(*backs, strict=True)
-                model.reduce(name, rank.compute(mean, *dws))
+                model.reduce(name, rank.compute(mean_gradients, *dws))
             await model.step()
         if rank.rank == 0 and step % 10 == 9:
             print(f"step {step + 1}: loss {(await losses[0] + await losses[1]) / 2:.2f}")

@@ -13,7 +13,7 @@ import sys
 from functools import partial
 
 import numpy as np
-from models.gpt import GPT, batch, flat, standard_library
+from models.gpt import GPT, batch, flatten_weights, standard_library
 from models.overlap_ratio import describe_overlap
 
 import overlap
@@ -35,7 +35,7 @@ async def serve(rank: overlap.Rank, weights: np.ndarray, gradients: int) -> None
 
 async def train(rank: overlap.Rank, text: np.ndarray, steps: int) -> Recorder:
     gpt, workers = GPT(), rank.world_size - 1
-    weights = reply = start = flat(gpt.weights())
+    weights = reply = start = flatten_weights(gpt.weights())
     if rank.rank == 0:
         await serve(rank, start, workers * steps)
         return rank.recorder

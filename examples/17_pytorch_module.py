@@ -11,7 +11,7 @@ how much of the communication was hidden. It needs PyTorch: pip install torch
 import sys
 
 import torch
-from models.classifier import Classifier, tensors
+from models.classifier import Classifier, digit_tensors
 from models.overlap_ratio import describe_overlap
 
 import overlap
@@ -38,7 +38,7 @@ async def train(rank: overlap.Rank, x: torch.Tensor, y: torch.Tensor, steps: int
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    learnt, test = tensors()
+    learnt, test = digit_tensors()
     recorders, modules = zip(
         *overlap.run(train, *learnt, int(sys.argv[1]) if sys.argv[1:] else 60, ranks=4), strict=True
     )

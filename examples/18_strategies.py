@@ -7,7 +7,7 @@ hides, and the memory of weights, gradients and Adam's means on a rank. Activati
 
 from functools import partial
 
-from models.perceptrons import BLOCKS, HIDDEN, build, pipeline, step
+from models.perceptrons import BLOCKS, HIDDEN, build_layers, issue_step, make_pipeline
 
 import overlap
 from overlap import parallel
@@ -29,14 +29,14 @@ async def train(rank: overlap.Rank, axes: dict[str, int], stage: parallel.Stage 
     pp, dp, tp = mesh["pp"], mesh["dp"], mesh["tp"]
     parts = MICROBATCHES if pp.size > 1 else min(tp.size, 2)
     tokens, blocks = TOKENS // dp.size // parts, BLOCKS // pp.size
-    layers, weights = build(rank, tp, tokens, range(blocks * pp.rank, blocks * (pp.rank + 1)))
+    layers, weights = build_layers(rank, tp, tokens, range(blocks * pp.rank, blocks * (pp.rank + 1)))
     params = {pp.rank: weights} if pp.size > 1 else weights
     strategy = partial(parallel.Sharded, stage=stage) if stage else parallel.DataParallel
     model = strategy(rank, params, optimizer=parallel.Adam(1e-3), group=dp)
-    stages = pipeline(rank, model, layers, weights, tokens, pp, MICROBATCHES)
+    stages = make_pipeline(rank, model, layers, weights, tokens, pp, MICROBATCHES)
     for _ in range(steps):
         if pp.size == 1:
-            step(rank, model, layers, tokens, parts)
+            issue_step(rank, model, layers, tokens, parts)
         else:
             await stages.run([rank.empty((tokens, HIDDEN))] * parts, [None] * parts)
             model.step()

@@ -11,7 +11,7 @@ import signal
 
 import torch
 import torch.distributed as dist
-from models.classifier import Classifier, tensors
+from models.classifier import Classifier, digit_tensors
 from torch import nn
 
 import overlap.torch
@@ -20,7 +20,7 @@ STEPS = 60
 torch.set_num_threads(1)
 module, step, source = Classifier(), 0, 0
 optimizer = torch.optim.SGD(module.parameters(), lr=0.2, momentum=0.9)
-(x, y), test = tensors()
+(x, y), test = digit_tensors()
 
 
 def share() -> int:

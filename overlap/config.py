@@ -3,7 +3,7 @@
 The arguments of `run`, the options of `overlap run`, the environment and the launcher each set some values. The first
 source of this list that sets one wins:
 
-1. what a command imposes on every run of its program (`overriding`);
+1. what a command imposes on every run of its program (`overriding_config`);
 2. the launcher that started several processes: the number of ranks;
 3. the options of `overlap run`; then environment variables such as `OVERLAP_RANKS` for `ranks`, unless they are empty;
 4. the arguments of `run`.
@@ -45,7 +45,7 @@ class RunConfig(RunSettings):
         return {entry.name: entry.metadata["option"] for entry in fields(cls) if "option" in entry.metadata}
 
     @classmethod
-    def given(cls, source: str = ARGUMENT, **values: Any) -> Self:
+    def from_values(cls, source: str = ARGUMENT, **values: Any) -> Self:
         """Return a configuration with these values and their source; a value of None leaves a setting open."""
         settings = {name: value for name, value in values.items() if value is not None}
         return cls(**settings, sources=dict.fromkeys(settings, source))
@@ -77,12 +77,12 @@ class RunConfig(RunSettings):
             if one.variable and one.read is not None and getattr(self, name) is not None
         }
 
-    def over(self, other: Self) -> Self:
+    def merged_over(self, other: Self) -> Self:
         """Merge two configurations: a setting has its value here, or if it is open here, its value in `other`."""
         own = {name: getattr(self, name) for name in self.options() if getattr(self, name) is not None}
         return replace(other, **own, sources={**other.sources, **{n: s for n, s in self.sources.items() if n in own}})
 
-    def changed(self, source: str | None = None, /, **changes: Any) -> Self:
+    def with_changes(self, source: str | None = None, /, **changes: Any) -> Self:
         """Return a copy with some settings changed, and `source` as their source; None keeps the sources."""
         sources = {} if source is None else dict.fromkeys(changes, source)
         return replace(self, **changes, sources={**self.sources, **sources})
@@ -108,7 +108,7 @@ class RunConfig(RunSettings):
 
     # -- checks and text ---------------------------------------------------------------------------------------------
 
-    def verify(self) -> None:
+    def check_values(self) -> None:
         """Check every value, from whatever source.
 
         Raises:
@@ -119,10 +119,10 @@ class RunConfig(RunSettings):
                 try:
                     one.check(getattr(self, name))
                 except UsageError as error:
-                    raise UsageError(f"{error}{self.origin(name)}") from None
+                    raise UsageError(f"{error}{self.source_text(name)}") from None
         self.tls_files()  # raises if only some of the three files are given
 
-    def origin(self, *names: str) -> str:
+    def source_text(self, *names: str) -> str:
         """Return the sources of some settings for the end of an error: " (ranks: --ranks)".
 
         The text is "" if the program has given all of them as arguments of `run`.
@@ -153,17 +153,7 @@ _imposed: list[RunConfig] = []
 
 
 def _source_of_variable(setting: str, variable: str, text: str) -> str:
-    """Return the source of the value of an environment variable, for error messages.
-
-    Args:
-        setting: Name of the setting.
-        variable: Name of its environment variable.
-        text: Value of the variable.
-
-    Returns:
-        The option of the command that has set the variable, if the variable still has the text of that option; else the
-        name of the variable.
-    """
+    """Return the option that has set a variable, if the variable still has its text; else the variable's name."""
     config = _imposed[-1] if _imposed else RunConfig()
     value = getattr(config, setting, None)  # a test may have further settings
     is_from_command = value is not None and format_setting(value) == text
@@ -181,7 +171,7 @@ def setting_environment(config: RunConfig) -> Iterator[None]:
     before = {name: os.environ[name] for name in names if name in os.environ}
     _set_environment(names, config.variables())
     _imposed.append(config)
-    trace_files.clear()
+    trace_files.forget_paths()
     try:
         yield
     finally:
@@ -216,7 +206,7 @@ _overriding: ContextVar[Callable[[RunConfig], RunConfig] | None] = ContextVar("o
 
 
 @contextmanager
-def overriding(
+def overriding_config(
     *,
     revise: Callable[[RunConfig], RunConfig] | None = None,
     watcher: Callable[[Timeline], None] | None = None,
@@ -235,14 +225,14 @@ def overriding(
 
     outer = _overriding.get()
 
-    def overrule(config: RunConfig) -> RunConfig:
+    def apply_overrides(config: RunConfig) -> RunConfig:
         """Apply the outer block's changes, then this block's."""
         config = config if outer is None else outer(config)
         config = config if revise is None else revise(config)
         config = config if watcher is None else replace(config, watcher=watcher)
         return config if pulse is None else replace(config, pulse=pulse)
 
-    token = _overriding.set(overrule)
+    token = _overriding.set(apply_overrides)
     try:
         yield
     finally:
@@ -250,9 +240,9 @@ def overriding(
 
 
 def resolve_config(main: object, args: tuple[object, ...], config: RunConfig) -> RunConfig:
-    """Return the configuration of a run, from the environment, the arguments of `run`, and `overriding` blocks.
+    """Return the configuration of a run, from the environment, the arguments of `run`, and `overriding_config` blocks.
 
-    A setting that the environment gives wins over an argument; blocks of `overriding` then revise the result.
+    A setting that the environment gives wins over an argument; blocks of `overriding_config` then revise the result.
 
     Args:
         main: The program of each rank.
@@ -264,14 +254,14 @@ def resolve_config(main: object, args: tuple[object, ...], config: RunConfig) ->
     """
     warn_of_unknown_variables()
     from_environment = RunConfig.from_environment()
-    merged = from_environment.over(config)
+    merged = from_environment.merged_over(config)
     if from_environment.trace is not None:
-        merged = merged.changed(trace=trace_files.next_path(str(from_environment.trace)))
+        merged = merged.with_changes(trace=trace_files.next_path(str(from_environment.trace)))
     overrule = _overriding.get()
     if overrule is not None:
         merged = overrule(merged)
     check_main(main, args)
-    merged.verify()
+    merged.check_values()
     return merged
 
 
@@ -291,7 +281,8 @@ def check_main(main: object, args: tuple[object, ...]) -> None:
         taking.bind(None, *args)
     except TypeError as error:
         name, more = getattr(main, "__name__", "main"), f" and {len(args)} further arguments" if args else ""
-        raise UsageError(f"main: {name}{taking} is called with the rank{more}: {error}") from None
+        advice = "correct its parameters, or the arguments after main"
+        raise UsageError(f"main: {name}{taking} is called with the rank{more}: {error}; {advice}") from None
 
 
 # -- unknown variables ---------------------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ from .errors import (
     PeerError,
     PeerFailedError,
     RemoteError,
-    text_of,
+    error_text,
 )
-from .threads import read_frames, without_collector
+from .threads import read_frames, without_garbage_collector
 
 T = TypeVar("T")
 
@@ -90,14 +90,14 @@ def make_presentable(error: BaseException) -> BaseException:
     try:
         str(error), repr(error)
     except Exception:
-        substitute = RuntimeError(f"{type(error).__name__}: {text_of(error)}").with_traceback(error.__traceback__)
+        substitute = RuntimeError(f"{type(error).__name__}: {error_text(error)}").with_traceback(error.__traceback__)
         for note in getattr(error, "__notes__", ()):
             substitute.add_note(note)
         return substitute
     return error
 
 
-def defined_at(function: object) -> str:
+def definition_place(function: object) -> str:
     """Return the place of a function's definition, such as " (train.py:12)"; "" for a function without Python code."""
     code = getattr(function, "__code__", None)
     return "" if code is None else f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
@@ -118,7 +118,7 @@ def find_origin(rank: int, error: BaseException) -> tuple[int, BaseException]:
     return rank, error
 
 
-def where(error: BaseException) -> str:
+def error_place(error: BaseException) -> str:
     """Return " at file:line", the place of an error in the program; "" if it has none.
 
     This is the innermost frame of the program in the traceback, or of another library if the program has no frame. An
@@ -126,7 +126,7 @@ def where(error: BaseException) -> str:
     StopIteration by another error: then the traceback is that of the cause.
     """
     if isinstance(error, BaseExceptionGroup):
-        return where(error.exceptions[0]) or _innermost_line(error)
+        return error_place(error.exceptions[0]) or _innermost_line(error)
     if isinstance(error, RemoteError):
         return error.place
     if line := _innermost_line(error):
@@ -171,7 +171,7 @@ def is_of_program(frame: FrameType) -> bool:
     return not path.startswith((*_OURS, *_library_folders())) and not is_installed(frame.f_code)
 
 
-def program_point(points: Sequence[tuple[CodeType, int]]) -> tuple[CodeType, int] | None:
+def innermost_program_point(points: Sequence[tuple[CodeType, int]]) -> tuple[CodeType, int] | None:
     """Return the innermost point in a file of the program, else the innermost one outside overlap, else None.
 
     Args:
@@ -183,14 +183,10 @@ def program_point(points: Sequence[tuple[CodeType, int]]) -> tuple[CodeType, int
 
 
 def _points_of_program(points: Sequence[T], path: Callable[[T], str]) -> list[T]:
-    """Return the points that are in files of the program or in lines typed in a console, in the given order.
+    """Return the points, of any type, in files of the program or in lines typed in a console, in the given order.
 
     Code made from text, such as by `eval` or for a dataclass, has no file that people can open. It is returned only if
     there are no other points of the program, as in `python -c`.
-
-    Args:
-        points: Points outside overlap, of any type.
-        path: Function that returns the file name of a point.
     """
     # "<frozen ": modules that Python loads at its start; "<attrs ": methods that attrs has made.
     foreign = (*_library_folders(), "<frozen ", "<attrs ")
@@ -224,7 +220,7 @@ def line_in_thread(thread: int) -> str:
     return _line_in_frames((frame, frame.f_lineno) for frame in reversed(read_frames(thread)))
 
 
-def task_tree(task: trio.lowlevel.Task, thread: int, *, name: str = "", indent: str = "") -> Iterator[str]:
+def task_tree_lines(task: trio.lowlevel.Task, thread: int, *, name: str = "", indent: str = "") -> Iterator[str]:
     """Yield a line for a task, with its file and line in the program, then lines for its child tasks, indented.
 
     Args:
@@ -235,20 +231,16 @@ def task_tree(task: trio.lowlevel.Task, thread: int, *, name: str = "", indent: 
     """
     parts = [part for part in task.name.split(".") if part not in ("__main__", "<locals>")]
     running = getattr(task.coro, "cr_running", False)
-    with without_collector():
+    with without_garbage_collector():
         place = line_in_thread(thread) if running else _line_in_frames(task.iter_await_frames())
     yield f"{indent}{name or '.'.join(parts[-2:])} at {place}{', which keeps the event loop' if running else ''}"
     for nursery in task.child_nurseries:
         for child in sorted(nursery.child_tasks, key=lambda child: child.name):
-            yield from task_tree(child, thread, indent=f"{indent}  ")
+            yield from task_tree_lines(child, thread, indent=f"{indent}  ")
 
 
 def _line_in_frames(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """Return "file:line" of the innermost frame of the program, else of overlap, else of any library; "?:0" if none.
-
-    Args:
-        frames: (frame, line) pairs, outermost first.
-    """
+    """Return "file:line" of the innermost frame of the program, else of overlap, else of any library; "?:0" if none."""
     points = [(frame.f_code.co_filename, line) for frame, line in frames]
     of_program = _points_of_program([point for point in points if not point[0].startswith(_OURS)], itemgetter(0))
     of_package = [point for point in points if point[0].startswith(_OURS)]

@@ -52,7 +52,13 @@ class OverlapError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         fields = {name: _make_picklable(value) for name, value in self.__dict__.items()}
-        return _rebuild, (type(self), self.args, fields, _make_picklable(self.__cause__), self.__suppress_context__)
+        return _rebuild_error, (
+            type(self),
+            self.args,
+            fields,
+            _make_picklable(self.__cause__),
+            self.__suppress_context__,
+        )
 
 
 def mark_agreed(error: OverlapError) -> OverlapError:
@@ -61,7 +67,7 @@ def mark_agreed(error: OverlapError) -> OverlapError:
     return error
 
 
-def _rebuild(
+def _rebuild_error(
     kind: type[OverlapError],
     args: tuple[object, ...],
     fields: dict[str, object],
@@ -86,7 +92,7 @@ def _make_picklable(value: Any) -> Any:
     try:
         pickle.loads(pickle.dumps(value))  # some errors can be pickled, but not read back
     except Exception:
-        return RemoteError(type(value).__name__, text_of(value))
+        return RemoteError(type(value).__name__, error_text(value))
     return value
 
 
@@ -260,22 +266,22 @@ class RemoteError(OverlapError):
         super().__init__(text)
 
 
-def in_one_line(error: BaseException) -> str:
+def one_line_text(error: BaseException) -> str:
     r"""Return "Type: text" of an error, with the first line of its text that is not empty; " ..." if there are more.
 
     For a `RemoteError`, "Type" is the class of the original error.
 
-    >>> in_one_line(ValueError("no")), in_one_line(RemoteError("ValueError", "no\n\nbecause\n"))
+    >>> one_line_text(ValueError("no")), one_line_text(RemoteError("ValueError", "no\n\nbecause\n"))
     ('ValueError: no', 'ValueError: no ...')
-    >>> in_one_line(ExceptionGroup("in a nursery", [ValueError("no"), KeyError("x")]))
+    >>> one_line_text(ExceptionGroup("in a nursery", [ValueError("no"), KeyError("x")]))
     'ValueError: no, and 1 more'
     """
     if isinstance(error, BaseExceptionGroup):
         more = len(error.exceptions) - 1
-        return in_one_line(error.exceptions[0]) + f", and {more} more" * (more > 0)
+        return one_line_text(error.exceptions[0]) + f", and {more} more" * (more > 0)
     name = type_name(error)
-    first, _, rest = text_of(error).strip().partition("\n")
-    text = f"{printable(shorten_line(first.rstrip(), _LONGEST_LINE))}{' ...' if rest else ''}"
+    first, _, rest = error_text(error).strip().partition("\n")
+    text = f"{escape_control_characters(shorten_line(first.rstrip(), _LONGEST_LINE))}{' ...' if rest else ''}"
     return f"{name}: {text}" if text else name
 
 
@@ -301,14 +307,14 @@ def type_name(error: BaseException) -> str:
     return error.type_name if isinstance(error, RemoteError) else type(error).__name__
 
 
-def first_of_group(error: BaseException) -> BaseException:
+def first_error_of_group(error: BaseException) -> BaseException:
     """Return an error itself, or the first error of a group, through nested groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
-def text_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return `str(error)`, or a note if the error's own `__str__` raises."""
     try:
         return str(error)
@@ -316,10 +322,10 @@ def text_of(error: BaseException) -> str:
         return f"(its text cannot be had: {type(failure).__name__})"
 
 
-def printable(line: str) -> str:
+def escape_control_characters(line: str) -> str:
     r"""Return a line with control characters escaped, so that they have no effect in a terminal.
 
-    >>> printable("red \x1b[31m\0")
+    >>> escape_control_characters("red \x1b[31m\0")
     'red \\x1b[31m\\x00'
     """
     if line.isprintable():
@@ -327,10 +333,10 @@ def printable(line: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
-def shown(value: object) -> str:
+def argument_text(value: object) -> str:
     """Return a description of an argument in one line: arrays by type and shape, long values by their beginning.
 
-    >>> shown("median"), shown([0] * 99)
+    >>> argument_text("median"), argument_text([0] * 99)
     ("'median'", '[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0...')
     """
     shape = getattr(value, "shape", None)
@@ -340,7 +346,7 @@ def shown(value: object) -> str:
         text = repr(value)
     except Exception:  # the `repr` of a foreign class fails: describe the argument by its type
         return f"<{type(value).__name__}>"
-    line = printable(" ".join(text.split()) if "\n" in text else text)
+    line = escape_control_characters(" ".join(text.split()) if "\n" in text else text)
     return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 3]}..."
 
 
@@ -381,12 +387,12 @@ class RankFailedError(OverlapError):
         ended = world_size - 1 - len(self.others) - finished
         stopped = f"; the other {ended} ranks were stopped" if ended > 1 else ""
         subject = f"rank {rank} failed{where}"
-        kinds = (type_name(cause), type_name(first_of_group(cause)))
+        kinds = (type_name(cause), type_name(first_error_of_group(cause)))
         if CollectiveMismatchError.__name__ in kinds:
             subject, busy = "ranks disagree", ""  # the error names both ranks; `rank` has only noticed it
-        elif RankLeftError.__name__ in kinds and f"rank {rank} finished" in in_one_line(cause):
+        elif RankLeftError.__name__ in kinds and f"rank {rank} finished" in one_line_text(cause):
             subject = f"rank {rank} left too early"  # without `where`, which is the place of the rank that waits
-        super().__init__(f"{subject}: {in_one_line(cause)}{busy}{other_failures}{stopped}")
+        super().__init__(f"{subject}: {one_line_text(cause)}{busy}{other_failures}{stopped}")
 
 
 class StallError(OverlapError):

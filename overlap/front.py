@@ -20,13 +20,13 @@ from .errors import UsageError
 from .hints import suggest_arguments
 from .processes.real_time import find_cluster, run_ranks, single_process_setup
 from .processes.trace_writer import TraceWriter
-from .runtime.event_loop import ended_by_its_loop
+from .runtime.event_loop import failed_repr_error
 from .runtime.rank import Rank
 from .runtime.world import World
 from .settings import Wires
 from .signals import handling_signals, registered_world
 from .timeline.recording import KeptSteps
-from .uncaught import report_uncaught
+from .uncaught import install_error_hooks
 
 if TYPE_CHECKING:
     import topology
@@ -99,7 +99,7 @@ def run(
         StallError: When `timeout_s` is over, or nothing has moved for too long (see `--stall-warning`,
             `--stall-timeout`); in virtual time also when every rank is blocked and nothing is due.
     """
-    report_uncaught()
+    install_error_hooks()
     config = _make_config(
         main, args, clock, cluster, ranks=ranks, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s,
         wires=transport, algorithm=algorithm, check=check, survive=survive, state_dir=state_dir,
@@ -114,7 +114,7 @@ def run(
                 return trio.run(_run_in_real_time, main, args, config, writer)
             return _run_in_virtual_time(main, args, config, writer)
     except trio.TrioInternalError as internal:
-        if (failed := ended_by_its_loop(internal)) is None:
+        if (failed := failed_repr_error(internal)) is None:
             raise
         raise failed from failed.cause
     except BaseExceptionGroup as group:
@@ -150,7 +150,7 @@ async def run_async(
         UsageError: At once, for invalid arguments, outside a Trio program, and for virtual time, which needs Trio to be
             started on a clock of its own.
     """
-    report_uncaught()
+    install_error_hooks()
     if not trio.lowlevel.in_trio_run():
         raise UsageError("run_async: no Trio program runs here; use overlap.run, or overlap.connect beside asyncio")
     config = _make_config(
@@ -178,20 +178,15 @@ def _make_config(
 ) -> RunConfig:
     """Return the checked settings of a run, from the arguments of `run` and the environment.
 
-    Args:
-        main: Program of each rank.
-        args: Arguments of `main` after the rank.
-        clock: Argument of `run`.
-        cluster: Argument of `run`; "local" counts as left out, so that the environment can give another one.
-        settings: Other arguments of `run`, by the names of settings.
+    The cluster "local" counts as left out, so that the environment can give another one.
     """
     if isinstance(settings["state_dir"], str | PathLike):
         settings["state_dir"] = os.path.abspath(settings["state_dir"])  # the program may change its directory
-    arguments = RunConfig.given(cluster=None if cluster == "local" else cluster, **settings)
+    arguments = RunConfig.from_values(cluster=None if cluster == "local" else cluster, **settings)
     if clock != "real":
         from .simulation.simulated_backend import parse_clock  # and with it the model of the machines
 
-        arguments = arguments.changed(ARGUMENT, virtual=parse_clock(clock))
+        arguments = arguments.with_changes(ARGUMENT, virtual=parse_clock(clock))
     return resolve_config(main, args, arguments)
 
 
@@ -202,7 +197,6 @@ async def _run_in_real_time(
     with registered_world() as live_world:
 
         def set_world(world: World) -> None:
-            """Make `world` known to the signal handlers."""
             live_world.world = world
 
         own_place = _find_own_place(config.ranks)
@@ -217,11 +211,11 @@ async def _run_in_real_time(
         else:
             from .processes.connect import join_launched_world
 
-            opened = join_launched_world(own_place, config.changed(own_place.source, ranks=own_place.world_size))
+            opened = join_launched_world(own_place, config.with_changes(own_place.source, ranks=own_place.world_size))
         return await run_ranks(
             opened, own_place, main, args, config, writer, set_world, has_signal=lambda: live_world.scope.cancel_called
         )
-    raise AssertionError("this is a bug in overlap: a world that ends early has raised why")
+    raise AssertionError("this is a bug in overlap, please report it: a world that ends early has raised why")
 
 
 def _run_in_virtual_time(
@@ -234,21 +228,15 @@ def _run_in_virtual_time(
         raise UsageError("transport: nothing travels in virtual time; give the links' figures in a cluster file")
     if config.check is not None and config.virtual.shapes_only:
         raise UsageError("check: with shapes_only, arrays have no data to check; leave out one of them")
-    placed = find_cluster(config.cluster, config.ranks, source=config.origin("ranks", "cluster"))
+    placed = find_cluster(config.cluster, config.ranks, source=config.source_text("ranks", "cluster"))
     size, steps = config.ranks or placed.world_size, KeptSteps.from_setting(config.trace_steps)
 
     async def run_epoch(
         clock: SimulatedBackend, size: int, epochs: Sequence[Epoch], described: Mapping[str, str]
     ) -> list[T]:
-        """Run the ranks of one epoch in virtual time, and return their results.
+        """Run the ranks of one epoch in virtual time: one world of a run that goes on in smaller ones after losses.
 
-        An epoch is one world of a run that goes on in smaller worlds after losses; a usual run is a single epoch.
-
-        Args:
-            clock: The simulation.
-            size: Number of ranks.
-            epochs: Epochs of the run so far; () if the run survives no losses.
-            described: Metadata to add to the timeline.
+        A usual run is a single epoch, with no `epochs`. `described` is added to the timeline's metadata.
         """
         world = clock.world(
             size, placed, algorithm=config.algorithm, check=config.check, steps=steps, epochs=epochs,
@@ -259,9 +247,9 @@ def _run_in_virtual_time(
         if config.pulse is not None:
             clock.beat(config.pulse)
         try:
-            return await world.live(main, args, config.timeout_s)
+            return await world.run_to_end(main, args, config.timeout_s)
         finally:
-            writer.write_virtual(world.timeline)
+            writer.write_virtual_world(world.timeline)
 
     if config.virtual.faults is not None and config.virtual.faults.survive:
         from .survival.virtual import live_virtual_epochs  # not at the top: few runs survive losses
@@ -273,10 +261,9 @@ def _run_in_virtual_time(
 
 
 def _find_own_place(ranks: int | None) -> ProcessPlace | None:
-    """Return the place of this process in the world of a launcher, or None without a launcher.
+    """Return the place of this process in a launcher's world, or None without a launcher.
 
-    Args:
-        ranks: Number of ranks that the program or the environment sets; None: neither does.
+    If nobody has set the number of ranks, `ranks` is None.
     """
     if _LAUNCHER_VARIABLES.isdisjoint(os.environ):
         return None

@@ -55,7 +55,7 @@ _OTHER_ATTRIBUTES = {
 _ASYNCIO = "a rank runs on Trio, where functions of asyncio do not work: `trio.sleep(s)` in place of `asyncio.sleep(s)`"
 
 
-def close_name(name: str, candidates: Iterable[str], words: Mapping[str, str] = _OTHER_WORDS) -> str | None:
+def find_similar_name(name: str, candidates: Iterable[str], words: Mapping[str, str] = _OTHER_WORDS) -> str | None:
     """Return the known name that an unknown name probably means; None if no known name is similar.
 
     Args:
@@ -106,12 +106,12 @@ def find_hint(error: BaseException) -> str | None:
     if isinstance(error, TypeError) and (found := _UNEXPECTED.search(str(error))) and "mean" not in str(error):
         if found[2] == "async_op":
             return "every call returns a future at once; there is no async_op"
-        suggestion = close_name(found[2], _arguments_of_function(error, found[1].rpartition(".")[2]))
+        suggestion = find_similar_name(found[2], _arguments_of_function(error, found[1].rpartition(".")[2]))
         return f"did you mean {suggestion}=?" if suggestion else None
     if isinstance(error, AttributeError) and type(error.obj).__module__.partition(".")[0] == __package__:
         known = (each for each in dir(error.obj) if not each.startswith("_"))
         name = error.name or "_"
-        suggestion = None if name.startswith("_") else close_name(name, known, _OTHER_ATTRIBUTES)
+        suggestion = None if name.startswith("_") else find_similar_name(name, known, _OTHER_ATTRIBUTES)
         # A future lists the attributes of arrays as well, so that `name` itself may be among the known names.
         return f"did you mean {suggestion}?" if suggestion and suggestion != name else None
     if isinstance(error, RuntimeError) and str(error) == "no running event loop":
@@ -120,12 +120,7 @@ def find_hint(error: BaseException) -> str | None:
 
 
 def _arguments_of_function(error: BaseException, function: str) -> Iterable[str]:
-    """Return the argument names of a function that the innermost frame of an error can call; [] if it finds none.
-
-    Args:
-        error: The error.
-        function: Name of the function, or of a method of an object that the frame knows.
-    """
+    """Return the argument names of a function, or method, that the innermost frame of an error knows; [] if none."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     for value in [*frames[-1].f_locals.values(), *frames[-1].f_globals.values()] if frames else []:
         named = value if getattr(value, "__name__", None) == function else getattr(type(value), function, None)
@@ -154,7 +149,7 @@ def suggest_arguments(call: Callable[P, T]) -> Callable[P, T]:
     def call_checked(*args: P.args, **kwargs: P.kwargs) -> T:
         """Call the function, or raise a `TypeError` that suggests the known name for an unknown argument."""
         for name in kwargs.keys() - usual:
-            meant = close_name(name, names)
+            meant = find_similar_name(name, names)
             more = f"; did you mean {meant}=?" if meant else f"; known are {', '.join(names)}"
             raise TypeError(f"{call.__name__}() got an unexpected keyword argument {name!r}{more}")
         return call(*args, **kwargs)

@@ -35,7 +35,7 @@ def process_identity(pid: int | None = None) -> str:
     """
     try:
         number = os.getpid() if pid is None else pid
-        _, started_ticks = read_stat(number)
+        _, started_ticks = read_process_stat(number)
         return f"{_process_namespace()} {number} {started_ticks}"
     except (OSError, ValueError, IndexError):
         return ""
@@ -49,7 +49,7 @@ def process_state(identity: str) -> ProcessState:
     if namespace != _process_namespace():
         return ProcessState.ELSEWHERE
     try:
-        letter, current_start = read_stat(int(pid))
+        letter, current_start = read_process_stat(int(pid))
     except FileNotFoundError:
         return ProcessState.GONE
     except (OSError, ValueError, IndexError):
@@ -79,31 +79,27 @@ def network_namespace() -> str:
 
 
 def _boot_and_namespace(kind: str) -> str:
-    """Return the id of this kernel's boot and the id of a namespace of this process, as "BOOT/NAMESPACE".
+    """Return "BOOT/NAMESPACE" of this kernel and process; `kind` is a name in /proc/self/ns.
 
-    Args:
-        kind: Kind of the namespace: a name in /proc/self/ns, such as "net" or "pid".
-
-    Raises:
-        OSError: `/proc` cannot be read.
+    Raises `OSError` without `/proc`.
     """
     boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink(PROC / 'self/ns' / kind)}"
 
 
-def exists(pid: int | str) -> bool:
+def process_exists(pid: int | str) -> bool:
     """Whether a process has this id; a zombie, which its parent has not waited for, counts."""
     return (PROC / str(pid)).exists()
 
 
-def state_letter(pid: int) -> str:
+def process_state_letter(pid: int) -> str:
     """Return the state of a process as a letter of proc(5): "T" if it is stopped, or "" if there is no such process."""
     with suppress(OSError, IndexError):
-        return read_stat(pid)[0]
+        return read_process_stat(pid)[0]
     return ""
 
 
-def read_stat(pid: int) -> tuple[str, str]:
+def read_process_stat(pid: int) -> tuple[str, str]:
     """Return the state of a process as a letter of proc(5), and its start time in clock ticks since boot, as text.
 
     Raises:
@@ -118,11 +114,11 @@ def read_stat(pid: int) -> tuple[str, str]:
 def start_ticks(pid: int) -> str:
     """Return the start time of a process in clock ticks since boot, as text, or "" if it is unknown."""
     with suppress(OSError, IndexError):
-        return read_stat(pid)[1]
+        return read_process_stat(pid)[1]
     return ""
 
 
-def queued_ns(thread: int) -> int:
+def processor_wait_ns(thread: int) -> int:
     """Return the nanoseconds that a thread has waited for a processor, or 0 if the system does not count them.
 
     Source: Linux, Documentation/scheduler/sched-stats.rst, "/proc/<pid>/schedstat".
@@ -135,7 +131,7 @@ def queued_ns(thread: int) -> int:
     return 0
 
 
-def waits_in_kernel(pid: int) -> str:
+def kernel_wait_function(pid: int) -> str:
     """Return the kernel's function in which a process sleeps (proc(5), "/proc/pid/wchan"); "" if it runs or unknown."""
     with suppress(OSError):
         # The file has "0" if the process runs, or if we have no permission to know.
@@ -143,7 +139,7 @@ def waits_in_kernel(pid: int) -> str:
     return ""
 
 
-def oom_kills(root: Path = Path("/")) -> int:
+def count_oom_kills(root: Path = Path("/")) -> int:
     """Return how many processes of this control group the kernel killed for want of memory, or 0 if unknown.
 
     Args:

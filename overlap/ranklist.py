@@ -12,7 +12,7 @@ LIMIT = 1_000_000
 _PART = re.compile(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", re.ASCII)
 
 
-def listed(ranks: Sequence[int]) -> str:
+def format_rank_list(ranks: Sequence[int]) -> str:
     """Return ranks as text, in their order, with ascending runs shortened: `0-3, 7`."""
     runs: list[list[int]] = []
     for rank in ranks:
@@ -25,12 +25,12 @@ def listed(ranks: Sequence[int]) -> str:
 
 def named_ranks(ranks: Sequence[int]) -> str:
     """Return ranks as text with their noun: `rank 7`, `ranks 0-3, 7`."""
-    return f"rank{'s' * (len(ranks) > 1)} {listed(ranks)}"
+    return f"rank{'s' * (len(ranks) > 1)} {format_rank_list(ranks)}"
 
 
 @lru_cache(maxsize=256)
 def parse_rank_list(text: str) -> tuple[int, ...]:
-    """Read a list that `listed` wrote, at most `LIMIT` ranks; blanks do not matter.
+    """Read a list that `format_rank_list` wrote, at most `LIMIT` ranks; blanks do not matter.
 
     Raises:
         ValueError: A part is neither a number nor an ascending range, or the list is too long; names the part.

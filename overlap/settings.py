@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from .errors import UsageError
 from .timeline.recording import KeptSteps
 from .timeline.spans import Timeline
-from .units import count, index, parse_bytes, parse_yes_no, seconds
+from .units import parse_bytes, parse_count, parse_index, parse_seconds, parse_yes_no
 
 if TYPE_CHECKING:
     import topology
@@ -77,7 +77,7 @@ def wire_option(**details: Any) -> Any:
     return option(nodes=True, wire=True, **details)
 
 
-def tls_file(help: str) -> Any:
+def tls_file_option(help: str) -> Any:
     """Return a `rare_option` with the path of a file that encryption needs."""
     return rare_option(default="no encryption", read=str, metavar="FILE", help=help, nodes=True)
 
@@ -111,7 +111,7 @@ def parse_transport(text: str) -> str:
 
     try:
         if text != "auto":
-            factory.check(text)
+            factory.check_name(text)
     except factory.UnknownTransportError as error:
         raise UsageError(str(error).replace("known are ", "known are auto, ", 1)) from None
     return text
@@ -234,7 +234,7 @@ class RunSettings:
     """
 
     ranks: int | None = option(
-        read=count, metavar="N", check=check_ranks,
+        read=parse_count, metavar="N", check=check_ranks,
         help="how many ranks; default: what the program says, or 1 for each of --processes",
     )  # fmt: skip
     trace: str | PathLike[str] | None = option(
@@ -253,20 +253,20 @@ class RunSettings:
     )  # fmt: skip
     timeout_s: float | None = option(
         default="no limit",
-        read=seconds, metavar="S", flag="--timeout", check=partial(check_seconds, "timeout_s"),
+        read=parse_seconds, metavar="S", flag="--timeout", check=partial(check_seconds, "timeout_s"),
         help="give up after S seconds; say who waits for whom",
     )  # fmt: skip
     stall_s: float | None = rare_option(
-        read=seconds, metavar="S", flag="--stall-warning", check=partial(check_seconds, "stall_s"),
+        read=parse_seconds, metavar="S", flag="--stall-warning", check=partial(check_seconds, "stall_s"),
         help="say who waits for whom after S seconds without progress; default: 10",
     )  # fmt: skip
     give_up_s: float | None = rare_option(
-        read=seconds, metavar="S", flag="--stall-timeout", check=partial(check_seconds, "give_up_s"),
+        read=parse_seconds, metavar="S", flag="--stall-timeout", check=partial(check_seconds, "give_up_s"),
         help="end the run after S seconds without progress; default: 300, and only if no rank can ever go on",
     )  # fmt: skip
     outage_s: float | None = wire_option(
         rare=True,
-        read=seconds, metavar="S", flag="--outage",
+        read=parse_seconds, metavar="S", flag="--outage",
         check=partial(check_seconds, "outage_s", least_s=1, most_s=_LONGEST_OUTAGE_S),
         help="outages of the network that the run lasts through, up to 15 s; who cannot be reached for longer is lost; "
         "default: 4",
@@ -278,20 +278,20 @@ class RunSettings:
         check=check_algorithm,
     )
     processes: int | None = option(
-        read=count, metavar="N", nodes=True, variable=False,
+        read=parse_count, metavar="N", nodes=True, variable=False,
         help="spread the ranks over N processes of this host; they share memory; default: 1",
     )  # fmt: skip
     ranks_per_process: int | None = launcher_option(
-        read=count, metavar="N",
+        read=parse_count, metavar="N",
         help="ranks of each process; default: those of --ranks or --cluster divided, or 1",
     )  # fmt: skip
     nnodes: int | None = launcher_option(
-        read=count, metavar="N",
+        read=parse_count, metavar="N",
         help="hosts, each of which starts --processes of its own; needs --node-rank and --rdzv-endpoint; default: 1",
     )  # fmt: skip
     node_rank: int | None = launcher_option(
         default="this host alone",
-        read=index, metavar="I", help="number of this host, from 0 to --nnodes - 1",
+        read=parse_index, metavar="I", help="number of this host, from 0 to --nnodes - 1",
     )  # fmt: skip
     rdzv_endpoint: str | None = launcher_option(
         read=str, metavar="HOST:PORT", help="where host 0 listens; default: a free port of this host",
@@ -351,16 +351,16 @@ class RunSettings:
         read=parse_engine, metavar="NAME",
         help="place the processes on a cluster of ray, the one to which this machine is connected",
     )  # fmt: skip
-    tls_cert: str | None = tls_file("encrypt, with this certificate")
-    tls_key: str | None = tls_file("its private key")
-    tls_ca: str | None = tls_file("the authority that signed those of all processes")
+    tls_cert: str | None = tls_file_option("encrypt, with this certificate")
+    tls_key: str | None = tls_file_option("its private key")
+    tls_ca: str | None = tls_file_option("the authority that signed those of all processes")
     join_timeout_s: float | None = rare_option(
-        read=seconds, metavar="S", flag="--join-timeout", help="all must have met after S seconds; default: 60",
+        read=parse_seconds, metavar="S", flag="--join-timeout", help="all must have met after S seconds; default: 60",
         nodes=True,
     )  # fmt: skip
     max_restarts: int | None = option(
         default="0",
-        read=index, metavar="N", help="start the world again up to N times if it fails; see --state-dir",
+        read=parse_index, metavar="N", help="start the world again up to N times if it fails; see --state-dir",
         nodes=True, variable=False,
     )  # fmt: skip
     survive: bool | None = option(
@@ -374,7 +374,7 @@ class RunSettings:
         help="with --survive on several hosts: a folder that all of them share, which decides who goes on",
     )  # fmt: skip
     lost_after_s: float | None = rare_option(
-        read=seconds, metavar="S", flag="--lost-after", nodes=True,
+        read=parse_seconds, metavar="S", flag="--lost-after", nodes=True,
         check=partial(check_seconds, "lost_after_s", least_s=_SHORTEST_SILENCE_S),
         help="a process that is silent or stopped for so long is lost, at least 2 s; default: 15, on another "
         "host that answers 300",
@@ -389,7 +389,7 @@ class RunSettings:
         off="lines as they are",
     )  # fmt: skip
     grace_s: float | None = launcher_option(
-        read=seconds, metavar="S", flag="--grace", help="from Ctrl-C to the hard end; default: 10",
+        read=parse_seconds, metavar="S", flag="--grace", help="from Ctrl-C to the hard end; default: 10",
     )  # fmt: skip
     check: str | None = rare_option(
         default="nothing", read=str, metavar="nan", check=check_data_check,

@@ -29,15 +29,15 @@ from .diagnostics import is_interrupt, line_in_thread
 from .errors import RankFailedError, RemoteError
 from .flight.folder import open_records
 from .notice import notify
-from .runtime.interrupts import deferring_interrupts, interrupt, raise_in_program
+from .runtime.interrupts import deferring_interrupts, raise_in_program, raise_keyboard_interrupt
 
 if TYPE_CHECKING:
     from .runtime.world import World
 
-ASKING = signal.SIGUSR1  # prints the state of the worlds
-_ENDING = (signal.SIGTERM, signal.SIGHUP)  # end the process
+STATE_SIGNAL = signal.SIGUSR1  # prints the state of the worlds
+_END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # end the process
 # Seconds until an event loop that has not acted counts as blocked; a free one acts within milliseconds.
-_OBEY_S = 1.0
+_BLOCKED_AFTER_S = 1.0
 
 
 class Terminated(SystemExit):
@@ -45,13 +45,13 @@ class Terminated(SystemExit):
 
     Attributes:
         number: The signal.
-        kept: Text on the saved state of the world, as the end of a sentence; "" if none is saved.
+        saved_state_text: Text on the saved state of the world, as the end of a sentence; "" if none is saved.
     """
 
-    def __init__(self, number: signal.Signals, kept: str = "") -> None:
+    def __init__(self, number: signal.Signals, saved_state_text: str = "") -> None:
         super().__init__(128 + number)
         self.number = number
-        self.kept = kept
+        self.saved_state_text = saved_state_text
 
 
 class LiveWorld:
@@ -68,10 +68,10 @@ class LiveWorld:
         self.token: trio.lowlevel.TrioToken = trio.lowlevel.current_trio_token()
         self.scope: trio.CancelScope = trio.CancelScope()
 
-    def end(self, number: signal.Signals) -> None:
+    def end_by_signal(self, number: signal.Signals) -> None:
         """End the world because of a signal: other processes are notified, and the run here is cancelled."""
         if self.world is not None:
-            self.world.end_by_signal(number.name)
+            self.world.report_signal(number.name)
         self.scope.cancel(reason=f"told to end by {number.name}")
 
     def print_state(self) -> None:
@@ -79,30 +79,30 @@ class LiveWorld:
         lines = ["the processes have not met"]
         if self.world is not None:
             reports = self.world.reports
-            lines = [*reports.lines(reports.views()), "tasks:", *reports.tasks()]
+            lines = [*reports.view_lines(reports.present_views()), "tasks:", *reports.task_tree_lines()]
             lines += [f"flight record: {path} (`overlap why` reads it)" for path in open_records()]
-        _print_lines([f"asked by {ASKING.name}, process {os.getpid()}:", *lines])
+        _print_lines([f"asked by {STATE_SIGNAL.name}, process {os.getpid()}:", *lines])
 
 
 _live_worlds: list[LiveWorld] = []
-_active: list[_SignalHandlers] = []  # at most one
+_installed_handlers: list[_SignalHandlers] = []  # at most one
 
 
 def _before_fork() -> None:
     """Block our signals during a fork."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {*_ENDING, ASKING})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*_END_SIGNALS, STATE_SIGNAL})
 
 
 def _after_fork() -> None:
     """Unblock our signals after a fork."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_ENDING, ASKING})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_END_SIGNALS, STATE_SIGNAL})
 
 
 def _restore_in_fork() -> None:
     """Restore the default handlers in a forked child, which runs no ranks, and unblock our signals."""
-    for handlers in _active:
+    for handlers in _installed_handlers:
         handlers.release()
-    _active.clear()
+    _installed_handlers.clear()
     _after_fork()
 
 
@@ -138,13 +138,13 @@ def handling_signals(*, quiet: bool = False) -> Iterator[None]:
     Raises:
         Terminated: A signal has ended the block.
     """
-    if _active or threading.current_thread() is not threading.main_thread():
+    if _installed_handlers or threading.current_thread() is not threading.main_thread():
         yield
         _raise_if_ending()
         return
     handlers = _SignalHandlers()
     try:
-        _active.append(handlers)
+        _installed_handlers.append(handlers)
         handlers.install()
         yield
         _raise_if_ending()
@@ -152,8 +152,8 @@ def handling_signals(*, quiet: bool = False) -> Iterator[None]:
         if handlers.first_signal is None or not _follows_from_signal(error, handlers.first_signal):
             raise
         if not quiet:
-            notify(f"ended by {handlers.first_signal.name}{handlers.where}{handlers.kept()}")
-        raise Terminated(handlers.first_signal, handlers.kept()) from None
+            notify(f"ended by {handlers.first_signal.name}{handlers.steps_text}{handlers.saved_step_text()}")
+        raise Terminated(handlers.first_signal, handlers.saved_step_text()) from None
     finally:
         try:
             handlers.close()
@@ -163,8 +163,8 @@ def handling_signals(*, quiet: bool = False) -> Iterator[None]:
 
 def _raise_if_ending() -> None:
     """Raise `Terminated` if a signal has requested the end of this process, so that the program does not continue."""
-    if _active and _active[0].first_signal is not None:
-        raise Terminated(_active[0].first_signal)
+    if _installed_handlers and _installed_handlers[0].first_signal is not None:
+        raise Terminated(_installed_handlers[0].first_signal)
 
 
 def _follows_from_signal(error: BaseException, number: signal.Signals) -> bool:
@@ -181,26 +181,26 @@ class _SignalHandlers:
 
     Attributes:
         first_signal: First signal that requested the end of the process; None: no signal has.
-        where: Steps of the ranks when this signal arrived, as text for the report.
-        kept: Returns text on the saved state of the world, for the report.
+        steps_text: Steps of the ranks when this signal arrived, as text for the report.
+        saved_step_text: Returns text on the saved state of the world, for the report.
     """
 
     def __init__(self) -> None:
         self.first_signal: signal.Signals | None = None
-        self.where = ""
-        self.kept: Callable[[], str] = str
-        self._handlers = {**dict.fromkeys(_ENDING, self._on_end_signal), ASKING: self._on_state_signal}
+        self.steps_text = ""
+        self.saved_step_text: Callable[[], str] = str
+        self._handlers = {**dict.fromkeys(_END_SIGNALS, self._on_end_signal), STATE_SIGNAL: self._on_state_signal}
         self._handled: list[signal.Signals] = []
-        self._insisting = False
+        self._has_sent_again = False
         self._timers: list[threading.Timer] = []
 
     def install(self) -> None:
-        """Install our handlers for those of our signals that have the default handler, and unblock `ASKING`."""
+        """Install our handlers for those of our signals that have the default handler, and unblock `STATE_SIGNAL`."""
         self._handled = [number for number in self._handlers if signal.getsignal(number) is signal.SIG_DFL]
         for number in self._handled:
             signal.signal(number, self._handlers[number])
-        # The launcher has started this process with `ASKING` blocked, as its default handler ends a process.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {ASKING})
+        # The launcher has started this process with `STATE_SIGNAL` blocked, as its default handler ends a process.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {STATE_SIGNAL})
 
     def release(self) -> None:
         """Restore the default handlers of the signals."""
@@ -211,7 +211,7 @@ class _SignalHandlers:
     def close(self) -> None:
         """Restore the handlers, and stop the timers; a second call is harmless."""
         self.release()
-        _active.clear()
+        _installed_handlers.clear()
         for timer in self._timers:
             timer.cancel()
             timer.join()
@@ -219,25 +219,27 @@ class _SignalHandlers:
     def _on_end_signal(self, number: int, frame: FrameType | None) -> None:
         """End all worlds at the first signal; interrupt the program at a repeated one."""
         if self.first_signal is not None:
-            # `_raise_again` has sent it: the loop is blocked. Interrupt the program, but not code of Trio.
-            if self._insisting and not trio.lowlevel.currently_ki_protected():
-                self._insisting = False
-                raise_in_program(frame, interrupt)
+            # `_send_signal_again` has sent it: the loop is blocked. Interrupt the program, but not code of Trio.
+            if self._has_sent_again and not trio.lowlevel.currently_ki_protected():
+                self._has_sent_again = False
+                raise_in_program(frame, raise_keyboard_interrupt)
             return
         self.first_signal = signal.Signals(number)
         for live_world in _live_worlds:
             if live_world.world is not None:
-                self.where = live_world.world.reports.steps_text()
-                self.kept = live_world.world.reports.saved_step_text
-            self._run_in_loop(
-                live_world, partial(live_world.end, self.first_signal), partial(self._raise_again, self.first_signal)
+                self.steps_text = live_world.world.reports.steps_text()
+                self.saved_step_text = live_world.world.reports.saved_step_text
+            self._run_in_loop_or_thread(
+                live_world,
+                partial(live_world.end_by_signal, self.first_signal),
+                partial(self._send_signal_again, self.first_signal),
             )
         if not _live_worlds:
             self._end_without_world(self.first_signal, frame)
 
-    def _raise_again(self, number: signal.Signals) -> None:
+    def _send_signal_again(self, number: signal.Signals) -> None:
         """Send the signal to the main thread again: its handler then interrupts the program, which blocks the loop."""
-        self._insisting = True
+        self._has_sent_again = True
         signal.pthread_kill(threading.main_thread().ident or 0, number)
 
     def _end_without_world(self, signal_number: signal.Signals, frame: FrameType | None) -> None:
@@ -254,37 +256,38 @@ class _SignalHandlers:
     def _on_state_signal(self, number: int, frame: FrameType | None) -> None:
         """Print the state of each world, by its event loop or, if that is blocked, by a thread."""
         for live_world in _live_worlds:
-            print_state = _call_once(live_world.print_state)
-            self._run_in_loop(live_world, print_state, print_state)
+            print_state = _make_once_only(live_world.print_state)
+            self._run_in_loop_or_thread(live_world, print_state, print_state)
         if not _live_worlds:
             where = f"its program is at {line_in_thread(threading.get_ident())}" if frame else "its program runs"
-            lines = [f"asked by {ASKING.name}, process {os.getpid()}:", f"no world lives here in real time; {where}"]
+            lines = [
+                f"asked by {STATE_SIGNAL.name}, process {os.getpid()}:",
+                f"no world lives here in real time; {where}",
+            ]
             # In a thread: the signal may have interrupted a write to stderr, in which another write would fail.
             threading.Thread(target=_print_lines, args=(lines,), name="overlap answer").start()
 
-    def _run_in_loop(self, live_world: LiveWorld, do: Callable[[], None], otherwise: Callable[[], None]) -> None:
-        """Call `do` on the event loop of a world; if it is blocked for `_OBEY_S`, call `otherwise` in a thread first.
+    def _run_in_loop_or_thread(
+        self, live_world: LiveWorld, do: Callable[[], None], otherwise: Callable[[], None]
+    ) -> None:
+        """Call `do` on the event loop of a world.
 
-        Args:
-            live_world: The world.
-            do: Function for the event loop. It is called late if the loop was blocked.
-            otherwise: Function for a thread.
+        If the loop is blocked for `_BLOCKED_AFTER_S`, call `otherwise` in a thread, and `do` late.
         """
-        timer = threading.Timer(_OBEY_S, otherwise)
+        timer = threading.Timer(_BLOCKED_AFTER_S, otherwise)
         timer.daemon = True
         self._timers.append(timer)
         timer.start()
 
-        def run_first() -> None:
-            """Call `do` in place of the timer."""
+        def cancel_timer_and_run() -> None:
             timer.cancel()
             do()
 
         with suppress(trio.RunFinishedError):
-            live_world.token.run_sync_soon(run_first)
+            live_world.token.run_sync_soon(cancel_timer_and_run)
 
 
-def _call_once(do: Callable[[], None]) -> Callable[[], None]:
+def _make_once_only(do: Callable[[], None]) -> Callable[[], None]:
     """Return a function whose first call, from any thread, calls `do`; further calls do nothing."""
     left = [do]  # `pop` is atomic
     return lambda: left.pop()() if left else None

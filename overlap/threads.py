@@ -45,7 +45,7 @@ def start_thread(thread: Thread, *, need: str = "a world needs a few") -> None:
 
 
 @contextmanager
-def without_collector() -> Iterator[None]:
+def without_garbage_collector() -> Iterator[None]:
     """Disable the garbage collector while this thread reads frames of another thread.
 
     Python 3.11 makes the object of a frame when the frame is first read, and may collect garbage for that. A finalizer
@@ -72,7 +72,7 @@ def read_frames(thread: int) -> list[FrameType]:
         thread: `Thread.ident` of the thread.
     """
     frames: list[FrameType] = []
-    with without_collector():
+    with without_garbage_collector():
         frame = sys._current_frames().get(thread)
         while frame is not None:
             frames.append(frame)

@@ -36,7 +36,7 @@ def written_paths(path: str) -> list[Path]:
     return [file for file in paths_given_out(path) if file in _written_files]
 
 
-def clear() -> None:
+def forget_paths() -> None:
     """Forget all paths, so that `next_path` begins with 1 again."""
     _paths_by_name.clear()
     _written_files.clear()

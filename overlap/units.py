@@ -67,7 +67,7 @@ def format_s(duration_s: float) -> str:
     return format_ns(duration_s * 1e9)
 
 
-def unit_for(length_ns: int) -> tuple[str, int]:
+def axis_unit(length_ns: int) -> tuple[str, int]:
     """Return the unit for an axis: the largest unit of time that is not longer than `length_ns`.
 
     Returns:
@@ -76,7 +76,7 @@ def unit_for(length_ns: int) -> tuple[str, int]:
     return max((unit for unit in _UNITS if unit[1] <= length_ns), key=lambda unit: unit[1], default=_UNITS[0])
 
 
-def figure_unit(length_ns: int) -> tuple[str, int]:
+def table_unit(length_ns: int) -> tuple[str, int]:
     """Return the unit for the times of a table whose longest time is `length_ns`.
 
     The unit is at most a tenth of the longest time, which so has two digits or more before the decimal point.
@@ -84,10 +84,10 @@ def figure_unit(length_ns: int) -> tuple[str, int]:
     Returns:
         Name and nanoseconds of the unit.
     """
-    return unit_for(length_ns // 10)
+    return axis_unit(length_ns // 10)
 
 
-def figure(duration_ns: float, unit_ns: int) -> str:
+def format_figure(duration_ns: float, unit_ns: int) -> str:
     """Return a duration in a unit as a number without the unit's name, with one decimal: figure(1234, 1000) is "1.2".
 
     Nanoseconds, and numbers of four digits or more, have no decimals.
@@ -102,7 +102,7 @@ _LEAST_WIDTH = 14
 """Least width of a column of text, in characters."""
 
 
-def wrapped(text: str, width: int = 80, *, first: str = "", rest: str = "") -> list[str]:
+def wrap_text(text: str, width: int = 80, *, first: str = "", rest: str = "") -> list[str]:
     """Return a paragraph as lines of at most `width` characters, broken at blanks only.
 
     Args:
@@ -114,7 +114,7 @@ def wrapped(text: str, width: int = 80, *, first: str = "", rest: str = "") -> l
     return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
 
 
-def columns(
+def format_table(
     heads: Sequence[str],
     rows: Sequence[Sequence[str]],
     *,
@@ -147,7 +147,9 @@ def columns(
             break
     lines = []
     for row in table:
-        cells = [wrapped(row[index], wide[index]) or [""] if index in words else [row[index]] for index in columns_left]
+        cells = [
+            wrap_text(row[index], wide[index]) or [""] if index in words else [row[index]] for index in columns_left
+        ]
         for texts in zip_longest(*cells, fillvalue=""):
             padded = [
                 text.ljust(wide[index]) if index in words else text.rjust(wide[index])
@@ -162,7 +164,7 @@ def columns(
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-def count(text: str) -> int:
+def parse_count(text: str) -> int:
     """Return a positive whole number read from text.
 
     Raises:
@@ -173,7 +175,7 @@ def count(text: str) -> int:
     return int(text)
 
 
-def index(text: str) -> int:
+def parse_index(text: str) -> int:
     """Return a whole number of 0 or more read from text.
 
     Raises:
@@ -184,37 +186,28 @@ def index(text: str) -> int:
     return int(text)
 
 
-def _parse_number(text: str, kind: Callable[[str], N], expected: str) -> N:
-    """Return `kind(text)`, a number. Underscores, which Python allows in numbers, are refused.
-
-    Args:
-        text: The text.
-        kind: `int` or `float`.
-        expected: Name of such a number, for the error.
-
-    Raises:
-        UsageError: The text is no such number.
-    """
+def _parse_number_of_kind(text: str, kind: Callable[[str], N], expected: str) -> N:
+    """Return `kind(text)`; raises `UsageError`, also for underscores, which Python allows in numbers."""
     with suppress(ValueError):
         if "_" not in text:
             return kind(text)
     raise UsageError(f"expected {expected}, got {text!r}")
 
 
-def integer(text: str) -> int:
+def parse_integer(text: str) -> int:
     """Return a whole number read from text; raises `UsageError` if it is none."""
-    return _parse_number(text, int, "an integer")
+    return _parse_number_of_kind(text, int, "an integer")
 
 
-def number(text: str) -> float:
+def parse_number(text: str) -> float:
     """Return a number read from text; raises `UsageError` if it is none."""
-    return _parse_number(text, float, "a number")
+    return _parse_number_of_kind(text, float, "a number")
 
 
-def seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """Return a positive, finite number of seconds read from text; raises `UsageError` if it is none."""
     expected = "a positive number of seconds"
-    value = _parse_number(text, float, expected)
+    value = _parse_number_of_kind(text, float, expected)
     if not 0 < value < math.inf:
         raise UsageError(f"expected {expected}, got {text!r}")
     return value

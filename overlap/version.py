@@ -20,10 +20,10 @@ def version() -> str:
     try:
         return installed("overlap")
     except PackageNotFoundError:
-        return _of_checkout(Path(__file__).parents[1])
+        return _checkout_version(Path(__file__).parents[1])
 
 
-def _of_checkout(root: Path) -> str:
+def _checkout_version(root: Path) -> str:
     """Return the version in the `pyproject.toml` of a checkout, or "0+unknown" without one."""
     import tomllib
 

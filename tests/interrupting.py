@@ -79,7 +79,7 @@ def interrupt_wait(thread: int, ended: threading.Event) -> None:
         if (
             frames
             and is_ours(frames[0].f_code)
-            and frames[0].f_code.co_name in ("wait", "wait_here", "wait_for_lock", "_wait")
+            and frames[0].f_code.co_name in ("wait", "wait_in_engine", "wait_for_lock", "_wait")
         ):
             signal.pthread_kill(thread, signal.SIGINT)
             return

@@ -76,7 +76,7 @@ class Cluster(RankMap):
         lnc = _positive_or_default("lnc", lnc, machine.chip.lnc[0])
         if lnc not in machine.chip.lnc:
             raise TopologyError(f"{machine.name}: lnc: expected {' or '.join(map(str, machine.chip.lnc))}, found {lnc}")
-        devices, world_size = _fit_world(machine, nodes, lnc, ranks)
+        devices, world_size = _count_devices_and_ranks(machine, nodes, lnc, ranks)
         return cls(
             machine=machine,
             nodes=nodes,
@@ -139,7 +139,7 @@ class Cluster(RankMap):
 
     def memory_bytes_per_s(self) -> float | None:
         """Return a rank's equal share of the memory bandwidth of its device, in bytes/s; None if it is unknown."""
-        return self._rank_share(self.machine.chip.memory_bytes_per_s)
+        return self._share_of_rank(self.machine.chip.memory_bytes_per_s)
 
     def rank_memory_bytes_per_s(self) -> float | None:
         """Return the memory bandwidth for copies of a rank, in bytes/s; None if it is unknown.
@@ -152,9 +152,9 @@ class Cluster(RankMap):
 
     def memory_bytes(self) -> float | None:
         """Return a rank's equal share of the memory of its device, in bytes; None if it is unknown."""
-        return self._rank_share(self.machine.chip.memory_bytes)
+        return self._share_of_rank(self.machine.chip.memory_bytes)
 
-    def _rank_share(self, figure: Figure | None) -> float | None:
+    def _share_of_rank(self, figure: Figure | None) -> float | None:
         return figure.value / self.ranks_per_device if figure else None
 
     @property
@@ -255,14 +255,11 @@ def _positive_or_default(key: str, value: int | None, default: int) -> int:
     return default if value is None else value
 
 
-def _fit_world(machine: Machine, nodes: int, lnc: int, ranks: int | None) -> tuple[int, int]:
+def _count_devices_and_ranks(machine: Machine, nodes: int, lnc: int, ranks: int | None) -> tuple[int, int]:
     """Return the number of devices in a node, and the number of ranks; refuse a number that does not fit.
 
-    Args:
-        machine: The kind of node. If it may have any number of devices, it gets as many as the ranks need.
-        nodes: Number of nodes.
-        lnc: Physical cores of a logical core.
-        ranks: Size of the world; None: as many as fit, or, if any number fits, those of one device on each node.
+    A machine that may have any number of devices gets as many as the ranks need. If `ranks` is None, there are as many
+    as fit, or, if any number fits, those of one device on each node.
     """
     per_device = machine.chip.cores // lnc
     if machine.devices is None:
@@ -317,8 +314,8 @@ def cluster(
     if not isinstance(name, str):
         raise TopologyError(f"name: expected the name of a cluster, got {name!r}")
     name, suffixes = _parse_name(name)
-    nodes = _agree_on("nodes", suffixes.get("nodes"), nodes)
-    lnc = _agree_on("lnc", suffixes.get("lnc"), lnc)
+    nodes = _agreed_number("nodes", suffixes.get("nodes"), nodes)
+    lnc = _agreed_number("lnc", suffixes.get("lnc"), lnc)
     machine = machinefile.load(name) if name.endswith(".toml") else machinefile.load_builtin(name)
     return Cluster.of(machine, nodes=nodes, lnc=lnc, ranks=ranks, strict=strict, edition=edition)
 
@@ -331,8 +328,7 @@ def names() -> tuple[str, ...]:
 def _parse_name(name: str) -> tuple[str, dict[str, int]]:
     """Return the name of a cluster without suffixes such as " x4" and " lnc=1", and their numbers by "nodes", "lnc".
 
-    Raises:
-        TopologyError: Two suffixes contradict each other, or something else follows a known name.
+    Raises `TopologyError` if two suffixes contradict each other, or if something else follows a known name.
     """
     suffixes: dict[str, int] = {}
     base_name = name.strip()
@@ -351,16 +347,10 @@ def _parse_name(name: str) -> tuple[str, dict[str, int]]:
     return base_name, suffixes
 
 
-def _agree_on(key: str, first: int | None, second: int | None) -> int | None:
-    """Return the number that the cluster's name or the argument gives; None if neither gives one.
+def _agreed_number(key: str, first: int | None, second: int | None) -> int | None:
+    """Return the number in the cluster's name (`first`) or the argument (`second`); None if neither gives one.
 
-    Args:
-        key: Name of the number, for the error.
-        first: The number in the name, if there is one.
-        second: The value of the argument.
-
-    Raises:
-        TopologyError: Both give a number, and the numbers differ.
+    Raises `TopologyError` if both give a number, and the numbers differ.
     """
     if first is not None and second is not None and first != second:
         raise TopologyError(f"{key}: the cluster's name says {first}, the argument {second}; give it once")

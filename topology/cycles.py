@@ -59,27 +59,26 @@ def disjoint_cycles(graph: Graph, factors: Sequence[Sequence[Cycle]] = ()) -> tu
     for count in range(min(map(len, graph.values())) // 2, 0, -1):
         # The steps that are left, in a list, so that all levels of the recursion change the same number.
         budget = [_SEARCH_STEPS]
-        if cycles := _find_disjoint({vertex: set(neighbours) for vertex, neighbours in graph.items()}, count, budget):
+        if cycles := _find_disjoint_cycles(
+            {vertex: set(neighbours) for vertex, neighbours in graph.items()}, count, budget
+        ):
             return tuple(cycles)
     return ()
 
 
-def _find_disjoint(graph: dict[int, set[int]], count: int, budget: list[int]) -> list[Cycle] | None:
+def _find_disjoint_cycles(graph: dict[int, set[int]], count: int, budget: list[int]) -> list[Cycle] | None:
     """Return `count` edge-disjoint Hamiltonian cycles of a graph; None if there are none, or the budget is spent.
 
-    Args:
-        graph: neighbours of each vertex.
-        count: number of cycles.
-        budget: one number, the steps that are left; each step of the search takes one off.
+    `budget` is one number, the steps that are left; each step of the search takes one off.
     """
     if count == 0:
         return []
     for cycle in _search_cycles(graph, [min(graph)], budget):
         rest = {vertex: set(neighbours) for vertex, neighbours in graph.items()}
-        for a, b in edges(cycle):
+        for a, b in cycle_edges(cycle):
             rest[a].discard(b)
             rest[b].discard(a)
-        if (cycles := _find_disjoint(rest, count - 1, budget)) is not None:
+        if (cycles := _find_disjoint_cycles(rest, count - 1, budget)) is not None:
             return [cycle, *cycles]
     return None
 
@@ -87,10 +86,8 @@ def _find_disjoint(graph: dict[int, set[int]], count: int, budget: list[int]) ->
 def _search_cycles(graph: dict[int, set[int]], path: list[int], budget: list[int]) -> Iterator[Cycle]:
     """Yield Hamiltonian cycles that begin with `path`, in lexicographic order, until the budget of steps is spent.
 
-    Args:
-        graph: neighbours of each vertex.
-        path: the vertices so far, from the lowest on; changed while the search runs, and restored.
-        budget: one number, the steps that are left.
+    `path` begins with the lowest vertex. It is changed while the search runs, and restored. For `budget` see
+    `_find_disjoint_cycles`.
     """
     if len(path) == len(graph):
         # The path must close, and of the two directions of a cycle, only the one with the lower second vertex counts.
@@ -106,7 +103,7 @@ def _search_cycles(graph: dict[int, set[int]], path: list[int], budget: list[int
         path.pop()
 
 
-def edges(cycle: Cycle) -> list[tuple[int, int]]:
+def cycle_edges(cycle: Cycle) -> list[tuple[int, int]]:
     """List the edges of a cycle as pairs in its direction."""
     return list(zip(cycle, cycle[1:] + cycle[:1], strict=True))
 
@@ -124,7 +121,7 @@ def _merge_rings(graph: Graph, factors: Sequence[Sequence[Cycle]]) -> tuple[Cycl
     cycle in the result.
     """
     colours: Colours = {
-        frozenset(edge): colour for colour, rings in enumerate(factors) for ring in rings for edge in edges(ring)
+        frozenset(edge): colour for colour, rings in enumerate(factors) for ring in rings for edge in cycle_edges(ring)
     }
     squares = _find_squares(graph)
     pick = random.Random(0)
@@ -137,7 +134,7 @@ def _merge_rings(graph: Graph, factors: Sequence[Sequence[Cycle]]) -> tuple[Cycl
     return tuple(
         cycle
         for colour in range(len(factors))
-        if len(cycle := _follow_colour(colours, colour, min(graph), graph)) == len(graph)
+        if len(cycle := _find_cycle_of_colour(colours, colour, min(graph), graph)) == len(graph)
     )
 
 
@@ -152,7 +149,7 @@ def _find_squares(graph: Graph) -> list[tuple[frozenset[int], ...]]:
         # Each square once: it begins at its lowest corner, and continues with the lower of the two neighbours.
         if d in graph[a] and a == min(a, b, c, d) and b < d and c != a
     }
-    return [tuple(frozenset(side) for side in edges(square)) for square in sorted(corners)]
+    return [tuple(frozenset(side) for side in cycle_edges(square)) for square in sorted(corners)]
 
 
 def _exchange_colours(
@@ -160,11 +157,7 @@ def _exchange_colours(
 ) -> list[int]:
     """Exchange the two colours of a square, unless that makes more rings; return the new number of rings by colour.
 
-    Args:
-        colours: colour of each edge, which is changed.
-        square: the four edges, in order.
-        counts: number of rings of each colour before.
-        graph: neighbours of each vertex.
+    `colours` is changed. `square` has the four edges in order.
     """
     even, odd, even2, odd2 = (colours.get(side) for side in square)
     # Opposite edges must have the same colour, and neighbouring ones different colours. No colour, None, counts as one.
@@ -181,14 +174,7 @@ def _exchange_colours(
 
 
 def _colour_edges(colours: Colours, square: tuple[frozenset[int], ...], even: int | None, odd: int | None) -> None:
-    """Give the edges of a square two colours in turn; None removes the colour of an edge.
-
-    Args:
-        colours: colour of each edge, which is changed.
-        square: the four edges, in order.
-        even: colour of the first and third edge.
-        odd: colour of the second and fourth edge.
-    """
+    """Give the edges of a square two colours in turn, in `colours`; None removes the colour of an edge."""
     for side, colour in zip(square, (even, odd, even, odd), strict=True):
         if colour is None:
             colours.pop(side, None)
@@ -197,29 +183,16 @@ def _colour_edges(colours: Colours, square: tuple[frozenset[int], ...], even: in
 
 
 def _count_rings(colours: Colours, colour: int, graph: Graph) -> int:
-    """Count the separate cycles that the edges of one colour make; every vertex has two edges of it.
-
-    Args:
-        colours: colour of each edge.
-        colour: the colour.
-        graph: neighbours of each vertex.
-    """
+    """Count the separate cycles that the edges of one colour make; every vertex has two edges of it."""
     remaining, count = set(graph), 0
     while remaining:
-        remaining -= set(_follow_colour(colours, colour, next(iter(remaining)), graph))
+        remaining -= set(_find_cycle_of_colour(colours, colour, next(iter(remaining)), graph))
         count += 1
     return count
 
 
-def _follow_colour(colours: Colours, colour: int, start: int, graph: Graph) -> Cycle:
-    """Return the cycle that the edges of one colour make, from a vertex on.
-
-    Args:
-        colours: colour of each edge.
-        colour: the colour, of which every vertex has two edges.
-        start: the vertex.
-        graph: neighbours of each vertex.
-    """
+def _find_cycle_of_colour(colours: Colours, colour: int, start: int, graph: Graph) -> Cycle:
+    """Return the cycle that the edges of one colour make from `start` on; every vertex has two edges of it."""
     cycle, previous = [start], -1
     while True:
         vertex = cycle[-1]

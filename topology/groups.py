@@ -57,7 +57,7 @@ def rings(cluster: RankMap, ranks: Iterable[int]) -> tuple[Cycle, ...]:
         The rings; empty if the wires hold none, as on a chain: then see `ring_order`.
     """
     devices = group_by_device(cluster, ranks)
-    per_unit = [_unit_rings(cluster, unit) for unit in _devices_by_unit(cluster, devices)]
+    per_unit = [_find_unit_rings(cluster, unit) for unit in _devices_by_unit(cluster, devices)]
     # There are as many rings as on the unit with the fewest.
     joined = (tuple(device for part in parts for device in part) for parts in zip(*per_unit, strict=False))
     return tuple(tuple(rank for device in ring for rank in devices[device]) for ring in joined)
@@ -83,10 +83,7 @@ def ring_order(cluster: RankMap, ranks: Iterable[int]) -> Cycle:
 def _visit_depth_first(graph: dict[int, tuple[int, ...]], start: int, order: list[int]) -> None:
     """Append to `order` every device that wires reach from `start`, depth first, unless `order` has it already.
 
-    Args:
-        graph: Neighbours of each device, ascending.
-        start: The first device; if `order` has it, nothing is appended.
-        order: The devices visited so far, in the order of the visits.
+    The neighbours in `graph` are ascending.
     """
     stack = [start]
     while stack:
@@ -103,7 +100,7 @@ def _devices_by_unit(cluster: RankMap, devices: Iterable[int]) -> list[list[int]
     return list(units.values())
 
 
-def _unit_rings(cluster: RankMap, devices: list[int]) -> tuple[Cycle, ...]:
+def _find_unit_rings(cluster: RankMap, devices: list[int]) -> tuple[Cycle, ...]:
     """Return edge-disjoint rings of the devices of one unit."""
     if cluster.wiring.complete and cluster.servers == 1:
         # Behind a switch all rings use the one port of each device, so a second ring adds nothing.
@@ -114,16 +111,16 @@ def _unit_rings(cluster: RankMap, devices: list[int]) -> tuple[Cycle, ...]:
 def _neighbour_graph(cluster: RankMap, devices: list[int]) -> dict[int, tuple[int, ...]]:
     """Return, for each of the given devices, those of them that a wire joins to it, ascending."""
     used = set(devices)
-    return {device: tuple(sorted(used.intersection(_neighbours(cluster, device)))) for device in devices}
+    return {device: tuple(sorted(used.intersection(_neighbour_devices(cluster, device)))) for device in devices}
 
 
-def _neighbours(cluster: RankMap, device: int) -> list[int]:
+def _neighbour_devices(cluster: RankMap, device: int) -> list[int]:
     """Return the devices that wires join to a device, in its node and in other servers."""
     per_node = cluster.devices_per_node
     node, inside = divmod(device, per_node)
     first, server = node - node % cluster.servers, node % cluster.servers
     coupled = [(first + other) * per_node + inside for other in torus(cluster.servers).neighbours(server)]
-    return [node * per_node + other for other in cluster.wiring.adjacent(inside)] + coupled
+    return [node * per_node + other for other in cluster.wiring.adjacent_devices(inside)] + coupled
 
 
 def _axis_rings(cluster: RankMap, devices: list[int]) -> list[list[Cycle]]:
@@ -183,7 +180,7 @@ def _find_grid(cluster: RankMap, devices: list[int]) -> Grid | None:
     size = 1
     for axis, side in enumerate(sides):
         size *= len(side)
-        if not _can_walk(side, full.dims[axis], wraps=full.wraps[axis]):
+        if not _are_consecutive(side, full.dims[axis], wraps=full.wraps[axis]):
             return None
     axes = [axis for axis, side in enumerate(sides) if len(side) > 1]
     if size != len(devices):
@@ -192,14 +189,8 @@ def _find_grid(cluster: RankMap, devices: list[int]) -> Grid | None:
     return Grid(dims=tuple(len(sides[axis]) for axis in axes), wraps=tuple(wraps))
 
 
-def _can_walk(side: list[int], length: int, *, wraps: bool) -> bool:
-    """Whether coordinates, ascending, follow each other on an axis; on a ring, the first and the last one do as well.
-
-    Args:
-        side: The coordinates.
-        length: Length of the axis.
-        wraps: Whether the axis is a ring.
-    """
+def _are_consecutive(side: list[int], length: int, *, wraps: bool) -> bool:
+    """Whether ascending coordinates follow each other on an axis; on a ring, the first and the last one do as well."""
     around = wraps and len(side) == 2 and side[1] - side[0] == length - 1
     return around or side == list(range(side[0], side[0] + len(side)))
 
@@ -219,12 +210,12 @@ def hypercube_axes(cluster: RankMap, ranks: Iterable[int]) -> tuple[Axis, ...]:
     if not even or len(group) & (len(group) - 1):
         raise TopologyError(
             "recursive halving and doubling needs a power of two ranks, evenly on devices and nodes; "
-            f"found {len(group)} ranks on {len(devices)} devices"
+            f"found {len(group)} ranks on {len(devices)} devices; choose another algorithm"
         )
-    return tuple(_exchange_axis(cluster, group, bit) for bit in reversed(range(len(group).bit_length() - 1)))
+    return tuple(_make_exchange_axis(cluster, group, bit) for bit in reversed(range(len(group).bit_length() - 1)))
 
 
-def _exchange_axis(cluster: RankMap, group: list[int], bit: int) -> Axis:
+def _make_exchange_axis(cluster: RankMap, group: list[int], bit: int) -> Axis:
     """Return the axis that pairs ranks whose indices in the group differ in bit number `bit` only."""
     partners = tuple(group[index ^ (1 << bit)] for index in range(len(group)))
     links_of_pairs = [
@@ -258,7 +249,7 @@ def bisection_bytes_per_s(cluster: RankMap) -> float:
 def _node_cut_bytes_per_s(cluster: RankMap) -> float:
     """Return the bandwidth in bytes/s across the narrowest cut of one node into halves, one way."""
     if cluster.devices_per_node > 1:
-        return cluster.wiring.bisection_wires() * cluster.bandwidth_bytes_per_s(cluster.machine.wires.link)
+        return cluster.wiring.count_bisection_wires() * cluster.bandwidth_bytes_per_s(cluster.machine.wires.link)
     half = cluster.ranks_per_device // 2
     has_chip_link = any(spec.kind == "chip" for spec in cluster.machine.links)
     return half * cluster.bandwidth_bytes_per_s("chip") if has_chip_link else 0.0

@@ -16,12 +16,12 @@ def contradiction_error(key: str, expected: str, found: object) -> ValueError:
         expected: Description of the expected value.
         found: The value.
     """
-    return ValueError(f"{key}: expected {expected}, found {with_lists(found)!r}")
+    return ValueError(f"{key}: expected {expected}, found {replace_tuples(found)!r}")
 
 
-def with_lists(found: object) -> object:
+def replace_tuples(found: object) -> object:
     """Return a value with tuples replaced by lists, at any depth, for messages: TOML has lists only."""
-    return [with_lists(item) for item in found] if isinstance(found, tuple) else found
+    return [replace_tuples(item) for item in found] if isinstance(found, tuple) else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Numbers(Words):
     whole: bool = False  # whether the number must be an integer
     text: str | None = None  # word that may be written instead of a number, and is read as None
 
-    def allow(self, value: object) -> bool:
+    def allows(self, value: object) -> bool:
         """Whether a value is such a number."""
         return (
             (type(value) is int or (type(value) is float and (not self.whole or value.is_integer())))

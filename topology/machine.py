@@ -54,7 +54,7 @@ class Rule:
     until: Count = LATEST  # last such year
     lnc: Count | None = None  # the logical-core setting to which it applies, None for all
     for_sizes: Counts = ()  # the rule applies only to local parts of these sizes; empty: of all sizes
-    # parameter of "sizes", "multiple" and "servers"; for "peers" the sizes of tiles (see `rules.tilings`).
+    # parameter of "sizes", "multiple" and "servers"; for "peers" the sizes of tiles (see `rules.list_tilings`).
     sizes: Counts = ()
     # parameter of "sets"; for "peers" one more set of tiles.
     sets: Annotated[

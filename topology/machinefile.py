@@ -43,7 +43,7 @@ def load_builtin(name: str) -> Machine:
     Raises:
         TopologyError: for an unknown name; it lists the known ones.
     """
-    return parse(_builtin_table(name), where=f"{name}.toml")
+    return parse(_read_builtin_table(name), where=f"{name}.toml")
 
 
 def load(path: str | Path) -> Machine:
@@ -64,11 +64,10 @@ def load(path: str | Path) -> Machine:
     return parse(_resolve_extends(_parse_toml(text, str(path)), where=path.name), where=path.name)
 
 
-def _builtin_table(name: str) -> Table:
+def _read_builtin_table(name: str) -> Table:
     """Return the table of a built-in machine, merged with the machine that it extends.
 
-    Raises:
-        TopologyError: There is no built-in machine of this name.
+    Raises `TopologyError` if there is no built-in machine of this name.
     """
     if name not in builtin_names():
         raise unknown_name_error("cluster", name, builtin_names())
@@ -77,11 +76,7 @@ def _builtin_table(name: str) -> Table:
 
 
 def _parse_toml(text: str, where: str) -> Table:
-    """Return the content of TOML text; `where` names it in the error.
-
-    Raises:
-        TopologyError: it is no TOML, or nested too deeply.
-    """
+    """Return the content of TOML text; raise `TopologyError`, which names `where`, if it is none or too deep."""
     import tomllib  # here, because it takes 15 ms to import, which programs without a machine should not pay
 
     try:
@@ -93,15 +88,14 @@ def _parse_toml(text: str, where: str) -> Table:
 def _resolve_extends(table: Table, *, where: str) -> Table:
     """Return a table merged with the built-in machine that it extends, if any; the key "extends" is taken out of it.
 
-    Raises:
-        TopologyError: The machine that it extends does not come with the package.
+    Raises `TopologyError` if the machine that it extends does not come with the package.
     """
     base = table.pop("extends", None)
     if base is None:
         return table
     if not isinstance(base, str) or base not in builtin_names():
         raise TopologyError(f"{where}: extends: expected one of {', '.join(builtin_names())}, found {base!r}")
-    return _merge_tables(_builtin_table(base), table)
+    return _merge_tables(_read_builtin_table(base), table)
 
 
 def _merge_tables(base: Table, changes: Table) -> Table:
@@ -164,14 +158,9 @@ def parse(table: Table, *, where: str) -> Machine:
 
 
 def _read_collectives(table: object, where: str, link: object) -> Collectives:
-    """Read the table `[collectives]`.
+    """Read the table `[collectives]`; `link` is the kind of the wires inside a node.
 
     Its subtables `host_copies` and `between_nodes` inherit its own keys, and override some of them.
-
-    Args:
-        table: Content of the table.
-        where: Name of the file.
-        link: Kind of the wires inside a node.
     """
     key = "collectives"
     if not isinstance(table, dict):
@@ -192,10 +181,7 @@ def _read_collectives(table: object, where: str, link: object) -> Collectives:
 def _resolve_library(table: Table) -> Table:
     """Return the table of a library, merged with the built-in library that its key `use` names, if any.
 
-    The table's own figures take precedence.
-
-    Raises:
-        ValueError: There is no such built-in library.
+    The table's own figures take precedence. Raises `ValueError` if there is no such built-in library.
     """
     own_figures = dict(table)
     name = own_figures.pop("use", None)

@@ -77,23 +77,18 @@ def picture(cluster: Cluster, *, width: int = 80) -> str:
     for style in _STYLES:
         lines = _picture_lines(cluster, rows, style, width)
         if max(map(len, lines)) <= width:
-            return "\n".join([*lines, *_remark_lines(cluster, width)])
+            return "\n".join([*lines, *_undrawn_wire_lines(cluster, width)])
     return ""
 
 
 def _picture_lines(cluster: Cluster, rows: list[list[int]], style: _Style, columns: int) -> list[str]:
-    """Return the rows of devices as boxes joined by wires, with notes at their ends where there is room.
-
-    Args:
-        cluster: The cluster.
-        rows: Devices, row by row.
-        style: Density of the picture.
-        columns: Characters of a line up to which notes are added.
-    """
+    """Return the rows of devices as boxes joined by wires, with notes at their ends where these fit in `columns`."""
     cells = {device: _box_lines(cluster, device, short=style.short) for row in rows for device in row}
     width = max(len(line) for cell in cells.values() for line in cell)
     lines = [
-        line.rstrip() for index in range(len(rows)) for line in _row_lines(cluster, rows, index, cells, width, style)
+        line.rstrip()
+        for index in range(len(rows))
+        for line in _box_row_lines(cluster, rows, index, cells, width, style)
     ]
     notes = [_numa_note(cluster, row) for row in rows]
     # Indices of the last line of text in each row of boxes: the line above the lower edge.
@@ -140,46 +135,35 @@ def _nic_note(cluster: Cluster, device: int) -> int:
     return device * min(cluster.nics_per_node, cluster.devices_per_node) // cluster.devices_per_node
 
 
-def _row_lines(
+def _box_row_lines(
     cluster: Cluster, rows: list[list[int]], index: int, cells: dict[int, list[str]], width: int, style: _Style
 ) -> list[str]:
     """Return the lines of one row of boxes, with wires to its neighbours, to the next row, and around.
 
-    Args:
-        cluster: The cluster.
-        rows: Devices, row by row.
-        index: Index of the row.
-        cells: Lines of text of each device.
-        width: Characters of the text in a box.
-        style: Density of the picture.
+    `cells` has the lines of text of each device, `width` their characters.
     """
     row, gap = rows[index], style.gap
-    above = [_has_wire(cluster, rows, index - 1, index, column) for column in range(len(row))]
-    below = [_has_wire(cluster, rows, index, index + 1, column) for column in range(len(row))]
+    above = [_has_wire_between_rows(cluster, rows, index - 1, index, column) for column in range(len(row))]
+    below = [_has_wire_between_rows(cluster, rows, index, index + 1, column) for column in range(len(row))]
     sides = [cluster.wiring.grid is not None and cluster.wiring.are_adjacent(a, b) for a, b in pairwise(row)]
     closes = len(rows[0]) > 2 and cluster.wiring.grid is not None and cluster.wiring.are_adjacent(row[0], row[-1])
-    stubs = _edge_line(["│" if up else " " for up in above], width, gap) if index == 0 and any(above) else None
+    stubs = _mark_line(["│" if up else " " for up in above], width, gap) if index == 0 and any(above) else None
     lines = [stubs] if stubs else []
     lines.append(_join_boxes([_border_line("┌", "┴" if up else "─", "┐", width) for up in above], gap))
     for number in range(max(len(cells[device]) for device in row)):
         texts = [cells[device][number].ljust(width) for device in row]
         wired = number == 0
-        lines.append(_text_line(texts, sides if wired else [False] * len(sides), gap, closes=wired and closes))
+        lines.append(_box_text_line(texts, sides if wired else [False] * len(sides), gap, closes=wired and closes))
     lines.append(_join_boxes([_border_line("└", "┬" if down else "─", "┘", width) for down in below], gap))
     if any(below):
-        lines.append(_edge_line(["│" if down else " " for down in below], width, gap))
+        lines.append(_mark_line(["│" if down else " " for down in below], width, gap))
     return lines
 
 
-def _has_wire(cluster: Cluster, rows: list[list[int]], upper: int, lower: int, column: int) -> bool:
+def _has_wire_between_rows(cluster: Cluster, rows: list[list[int]], upper: int, lower: int, column: int) -> bool:
     """Whether a wire runs between two rows; above the first and below the last row, the wire that wraps around.
 
-    Args:
-        cluster: The cluster.
-        rows: Devices, row by row.
-        upper: Index of the upper row; -1 above the first.
-        lower: Index of the lower row, the one after `upper`; the number of rows below the last.
-        column: Position of the device in both rows.
+    `upper` is -1 above the first row; `lower` is `upper` + 1, which is the number of rows below the last.
     """
     if cluster.wiring.grid is None or len(rows) < 2:
         return False
@@ -206,20 +190,16 @@ def _join_boxes(boxes: Sequence[str], gap: int) -> str:
     return " " * gap + (" " * gap).join(boxes)
 
 
-def _edge_line(marks: Sequence[str], width: int, gap: int) -> str:
+def _mark_line(marks: Sequence[str], width: int, gap: int) -> str:
     """Return a line between rows of boxes, with a mark under the middle of each box."""
     half = (width + 2) // 2 + 1
     return _join_boxes([" " * half + mark + " " * (width + 3 - half) for mark in marks], gap)
 
 
-def _text_line(texts: Sequence[str], sides: Sequence[bool], gap: int, *, closes: bool) -> str:
+def _box_text_line(texts: Sequence[str], sides: Sequence[bool], gap: int, *, closes: bool) -> str:
     """Return one line of a row of boxes, with wires between boxes that are joined.
 
-    Args:
-        texts: Text of each box.
-        sides: Whether each box but the last is joined to the next one.
-        gap: Columns between two boxes.
-        closes: Whether a wire leads from the last box around to the first one.
+    `sides` says of each box but the last whether it is joined to the next, `closes` whether the last is to the first.
     """
     wire, blank = "─" * gap, " " * gap
     line = f"{wire}┤" if closes else f"{blank}│"
@@ -230,7 +210,7 @@ def _text_line(texts: Sequence[str], sides: Sequence[bool], gap: int, *, closes:
     return line + (f"├{wire}" if closes else "│")
 
 
-def _remark_lines(cluster: Cluster, width: int) -> list[str]:
+def _undrawn_wire_lines(cluster: Cluster, width: int) -> list[str]:
     """Return lines on wires that the picture does not draw."""
     kind, remark = cluster.machine.wires.link, ""
     if cluster.wiring.complete and cluster.devices_per_node > 1:
@@ -267,7 +247,7 @@ def _device_table(cluster: Cluster) -> str:
 
 
 def _neighbour_text(cluster: Cluster, device: int) -> str:
-    devices = cluster.wiring.adjacent(device)
+    devices = cluster.wiring.adjacent_devices(device)
     if len(devices) > _WIDEST_ROW and len(devices) == cluster.devices_per_node - 1:
         return "all others"
     return ",".join(map(str, devices)) or "none"

@@ -219,14 +219,7 @@ def route(cluster: RankMap, a: int, b: int) -> tuple[Link, ...]:
 
 
 def _links_between_devices(cluster: RankMap, node: int, src: int, dst: int) -> tuple[Link, ...]:
-    """Return the links from one device of a node to another; if there is a switch, to the switch and from it.
-
-    Args:
-        cluster: The machine.
-        node: The node.
-        src: The device where bytes begin.
-        dst: The device where bytes end; if it is `src`, there are no links.
-    """
+    """Return the links between devices of a node, to the switch and from it if there is one; () to itself."""
     ports = [WireEnd("device", node, device) for device in cluster.wiring.path(src, dst)]
     kind = cluster.machine.wires.link
     if cluster.wiring.switched and src != dst:
@@ -235,14 +228,7 @@ def _links_between_devices(cluster: RankMap, node: int, src: int, dst: int) -> t
 
 
 def _links_between_servers(cluster: RankMap, src: int, dst: int, device: int) -> tuple[Link, ...]:
-    """Return the links between device number `device` of two servers of an UltraServer, along the ring of servers.
-
-    Args:
-        cluster: The machine, which has UltraServers.
-        src: Node where bytes begin.
-        dst: Node where bytes end, of the same UltraServer.
-        device: Number of the device in both nodes.
-    """
+    """Return the links between device number `device` of two nodes of an UltraServer, along the ring of servers."""
     first = src - src % cluster.servers
     way = torus(cluster.servers).path(src - first, dst - first)
     assert cluster.machine.ultraserver is not None

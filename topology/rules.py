@@ -45,7 +45,7 @@ class Finding:
         warnings.warn(f"{group}: {self}", TopologyWarning, stacklevel=stacklevel + 1)
 
 
-def _broken_rules(cluster: RankMap, group: Local) -> Iterator[Rule]:
+def _find_broken_rules(cluster: RankMap, group: Local) -> Iterator[Rule]:
     """Yield the rules that a sorted group breaks."""
     rules, local = cluster.rules, _indices_by_node(cluster, group)
     parts = sorted(set(local.values()))
@@ -73,7 +73,7 @@ def _all_parts_obey(rule: Rule, parts: list[Local], cluster: RankMap) -> bool:
     )
 
 
-def tilings(rule: Rule, ranks_per_node: int) -> list[tuple[Local, ...]]:
+def list_tilings(rule: Rule, ranks_per_node: int) -> list[tuple[Local, ...]]:
     """Return the ways in which a "peers" rule cuts a node into equal tiles.
 
     Each of the rule's sizes that divides the node gives tiles of consecutive ranks: size 2 on 8 ranks gives (0, 1),
@@ -97,7 +97,7 @@ def is_column_of_tiles(rule: Rule, part: Local, cluster: RankMap) -> bool:
         part: Local indices, ascending. The result is False for a single one.
         cluster: The machine.
     """
-    for tiles in tilings(rule, cluster.capacity_per_node):
+    for tiles in list_tilings(rule, cluster.capacity_per_node):
         if len(part) < 2 or len(part) > len(tiles) or (rule.complete and len(part) != len(tiles)):
             continue
         if any(set(part) <= set(column) for column in zip(*tiles, strict=True)):
@@ -116,7 +116,7 @@ def _is_whole_devices(rule: Rule, part: Local, cluster: RankMap) -> bool:
     return part == tuple(range(first, last)) and first % cores == 0 and last % cores == 0
 
 
-def _is_linked(rule: Rule, part: Local, cluster: RankMap) -> bool:
+def _is_connected(rule: Rule, part: Local, cluster: RankMap) -> bool:
     """Whether all ranks of a part are joined by wires between their devices, directly or through others of the part."""
     reached, remaining = [part[0]], set(part[1:])
     # The list grows in the loop, until no further rank is reached.
@@ -135,10 +135,7 @@ def _are_linked(cluster: RankMap, a: int, b: int) -> bool:
 def _has_allowed_servers(rule: Rule, local: Parts, cluster: RankMap) -> bool:
     """Whether a group is, in each UltraServer that it is on, on an allowed number of neighbouring servers.
 
-    Args:
-        rule: A "servers" rule, whose `sizes` are the allowed numbers.
-        local: Local parts of the group, by node.
-        cluster: The machine.
+    The allowed numbers are the `sizes` of `rule`, a "servers" rule.
     """
     servers = cluster.machine.ultraserver.servers[-1] if cluster.machine.ultraserver else 1
     touched: dict[int, list[int]] = {}
@@ -150,10 +147,7 @@ def _has_allowed_servers(rule: Rule, local: Parts, cluster: RankMap) -> bool:
 def _are_coupled(nodes: list[int], allowed: tuple[int, ...], servers: int) -> bool:
     """Whether the number of servers is allowed; two servers must be neighbours in the ring.
 
-    Args:
-        nodes: Indices of the servers in their UltraServer, ascending.
-        allowed: The allowed numbers of servers.
-        servers: Number of servers of a whole UltraServer.
+    `nodes` has the indices of the servers in their UltraServer, ascending; `servers` is the number of all.
     """
     neighbours = len(nodes) != 2 or (nodes[1] - nodes[0]) % servers in (1, servers - 1)
     return len(nodes) in allowed and neighbours
@@ -166,7 +160,7 @@ _LOCAL: dict[RuleKind, Callable[[Rule, Local, RankMap], bool]] = {
     "tiles": _is_aligned_run,
     "sets": lambda rule, part, cluster: part in rule.sets,
     "devices": _is_whole_devices,
-    "peers": _is_linked,
+    "peers": _is_connected,
 }
 _WHOLE: dict[RuleKind, Callable[[Rule, Parts, RankMap], bool]] = {
     "node": lambda rule, local, cluster: len(local) == 1,
@@ -178,7 +172,7 @@ _WHOLE: dict[RuleKind, Callable[[Rule, Parts, RankMap], bool]] = {
 def judge(cluster: RankMap, ranks: Sequence[int]) -> tuple[Finding, ...]:
     """Return the rules that a group breaks; see `Cluster.judge`."""
     group = _sorted_group(cluster, ranks)
-    return tuple(Finding(rule=rule, severity=rule.severity, ranks=group) for rule in _broken_rules(cluster, group))
+    return tuple(Finding(rule=rule, severity=rule.severity, ranks=group) for rule in _find_broken_rules(cluster, group))
 
 
 def check_group(cluster: RankMap, ranks: Sequence[int], *, strict: bool, warn: bool = True) -> tuple[Finding, ...]:
@@ -293,16 +287,16 @@ def legal_groups(cluster: RankMap, size: int) -> tuple[Local, ...]:
 
 
 def _is_legal(cluster: RankMap, group: Local) -> bool:
-    return not any(rule.severity == "error" for rule in _broken_rules(cluster, group))
+    return not any(rule.severity == "error" for rule in _find_broken_rules(cluster, group))
 
 
 @lru_cache(maxsize=64)
 def _legal_groups_in_node(cluster: RankMap) -> tuple[Local, ...]:
     """Return the legal groups of two ranks or more inside one node, the smallest first."""
-    return tuple(local for local in _local_candidates(cluster) if len(local) > 1 and _is_legal(cluster, local))
+    return tuple(local for local in _list_candidates_in_node(cluster) if len(local) > 1 and _is_legal(cluster, local))
 
 
-def _local_candidates(cluster: RankMap) -> Iterator[Local]:
+def _list_candidates_in_node(cluster: RankMap) -> Iterator[Local]:
     """Yield groups inside one node that rules name or may allow, the smallest first."""
     ranks, rules = cluster.ranks_per_node, cluster.rules
     named_sets = {members for rule in rules if rule.kind == "sets" for members in rule.sets if members[-1] < ranks}

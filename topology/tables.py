@@ -13,7 +13,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from .figures import Confidence, Curve, Figure
-from .keys import ByName, Numbers, Parsed, Words, with_lists
+from .keys import ByName, Numbers, Parsed, Words, replace_tuples
 
 Record = TypeVar("Record")
 
@@ -50,11 +50,11 @@ def read_record(
     Raises:
         ValueError: A key is missing or unknown, or a value is wrong or contradictory.
     """
-    return _read_annotated(kind, table, key, where, _annotations(cast("type", kind)), defaults or {})
+    return _read_annotated(kind, table, key, where, _field_annotations(cast("type", kind)), defaults or {})
 
 
 @cache
-def _annotations(kind: type) -> dict[str, Any]:
+def _field_annotations(kind: type) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
@@ -68,13 +68,8 @@ def _read_annotated(
 ) -> Record:
     """Return the record of a table; each key is read by the annotation of its field.
 
-    Args:
-        kind: The dataclass of the record.
-        table: The parsed table.
-        key: Path of the table in its file; empty for the whole file.
-        where: Name of the file: the source of figures that are written as bare numbers.
-        annotations: Annotation of each field, which says which values its key may have.
-        defaults: Values of fields that are not read from the table, which must not have their keys.
+    `key` is the path of the table in its file, empty for the whole file. The file's name, `where`, is the source of
+    figures that are written as bare numbers. The table must not have the keys in `defaults`.
     """
     if not isinstance(table, dict):
         raise _value_error(key, "a table", table)
@@ -84,7 +79,7 @@ def _read_annotated(
     for name, value in table.items():
         inside = _join_key(key, name)
         if name not in annotations:
-            raise _unknown_key(inside, name, annotations)
+            raise _unknown_key_error(inside, name, annotations)
         # For an empty source, the name of the file stays.
         if name != "source" or value != "":
             values[name] = _read_value(annotations[name], value, inside, where)
@@ -101,16 +96,9 @@ def _read_annotated(
 
 
 def _read_value(annotation: Any, value: object, key: str, where: str) -> object:
-    """Return the value of a key in the form that its annotation asks for.
+    """Return the value of a key in the form that its annotation asks for; raise `ValueError` if it has another form.
 
-    Args:
-        annotation: Annotation of the field.
-        value: The value, as TOML gives it.
-        key: Its path in the file, for errors.
-        where: Name of the file, the source of numbers without one.
-
-    Raises:
-        ValueError: The value has another form.
+    For `key` and `where` see `_read_annotated`.
     """
     kinds, form = _split_annotation(annotation)
     kind = kinds[0]
@@ -121,7 +109,7 @@ def _read_value(annotation: Any, value: object, key: str, where: str) -> object:
     if isinstance(form, Parsed):
         return _read_text(form, value, key)
     if isinstance(form, ByName):
-        return _read_by_name(get_args(kind)[0], form, value, key, where)
+        return _read_named_items(get_args(kind)[0], form, value, key, where)
     if is_dataclass(kind):
         return read_record(cast("type", kind), value, key, where)
     if get_origin(kind) is tuple:
@@ -136,7 +124,7 @@ def _read_value(annotation: Any, value: object, key: str, where: str) -> object:
 def _split_annotation(annotation: Any) -> tuple[tuple[Any, ...], Words | None]:
     """Return the types that an annotation allows, without None, and the `Words` in it, if there are any.
 
-    Example: `Annotated[int, _ONE] | None` gives (int,) and _ONE.
+    `Annotated[int, _ONE] | None` gives (int,) and _ONE.
     """
     form = None
     while get_origin(annotation) in (Annotated, Union, UnionType):
@@ -164,17 +152,9 @@ def _describe_form(annotation: Any) -> str:
 
 
 def _read_figure(kinds: tuple[Any, ...], numbers: Numbers, value: object, key: str, where: str) -> Figure | Curve:
-    """Return a figure or a curve; a bare number becomes a figure whose source is the file.
-
-    Args:
-        kinds: The classes that the key may hold: `Figure`, or `Figure` and `Curve`.
-        numbers: The values that the figure may have.
-        value: A number, the table of a figure, or the table of a curve.
-        key: Path of the key in its file.
-        where: Name of the file: the source of a bare number.
-    """
+    """Return a figure or, if `kinds` has `Curve`, a curve; the source of a bare number is the file `where`."""
     if not isinstance(value, dict):
-        if not numbers.allow(value):
+        if not numbers.allows(value):
             raise _value_error(key, _describe_form(Annotated[Figure, numbers]), value)
         return Figure(value=float(cast("float", value)), source=where, confidence=_USERS_OWN)
     if Curve in kinds:
@@ -182,35 +162,22 @@ def _read_figure(kinds: tuple[Any, ...], numbers: Numbers, value: object, key: s
             raise ValueError(f"{key}.value: expected a share, or points = [[bytes, share], ...], one of the two")
         if "points" in value:
             return read_record(Curve, value, key, where)
-    annotations = _annotations(Figure) | {"value": Annotated[float, numbers]}  # with the limits of this key
+    annotations = _field_annotations(Figure) | {"value": Annotated[float, numbers]}  # with the limits of this key
     return _read_annotated(Figure, value, key, where, annotations, defaults={})
 
 
 def _read_number(kind: type, numbers: Numbers, value: object, key: str) -> float | None:
-    """Return a number within its limits; None for the word `numbers.text`, which may stand instead of a number.
-
-    Args:
-        kind: int or float.
-        numbers: The limits, and the word.
-        value: The value, as TOML gives it.
-        key: Its path in the file, for errors.
-    """
+    """Return a number within its limits; None for the word `numbers.text`, which may stand instead of a number."""
     if numbers.text is not None and value == numbers.text:
         return None
-    if not numbers.allow(value):
+    if not numbers.allows(value):
         raise _value_error(key, numbers.expected, value)
     number = cast("float", value)
     return number if kind is int else float(number)
 
 
 def _read_text(converter: Parsed, value: object, key: str) -> object:
-    """Return the converted text of a key.
-
-    Args:
-        converter: The function that converts it, and its form in words.
-        value: The value, as TOML gives it.
-        key: Its path in the file, for errors.
-    """
+    """Return the text of a key as `converter` converts it."""
     if not isinstance(value, str):
         raise _value_error(key, converter.expected, value)
     try:
@@ -219,23 +186,17 @@ def _read_text(converter: Parsed, value: object, key: str) -> object:
         raise ValueError(f"{key}: {error}") from None
 
 
-def _read_by_name(item: Any, known_names: ByName, value: object, key: str, where: str) -> tuple[object, ...]:
+def _read_named_items(item: Any, known_names: ByName, value: object, key: str, where: str) -> tuple[object, ...]:
     """Return the items of a table whose keys are names: records, or pairs of a name and a figure.
 
-    They are in the order of `known_names.known` if that is given, else of the table.
-
-    Args:
-        item: Class of the records, which get their name as the field `kind`; or the type of the pairs.
-        known_names: The names that the table may have.
-        value: The value, as TOML gives it.
-        key: Its path in the file, for errors.
-        where: Name of the file, the source of numbers without one.
+    They are in the order of `known_names.known` if that is given, else of the table. `item` is the class of the
+    records, which get their name as the field `kind`, or the type of the pairs.
     """
     if not isinstance(value, dict):
         raise _value_error(key, known_names.expected, value)
     for name in value:
         if known_names.known and name not in known_names.known:
-            raise _unknown_key(_join_key(key, name), name, known_names.known)
+            raise _unknown_key_error(_join_key(key, name), name, known_names.known)
     names = [name for name in known_names.known or value if name in value]
     inside = ((name, value[name], _join_key(key, name)) for name in names)
     if is_dataclass(item):
@@ -245,14 +206,9 @@ def _read_by_name(item: Any, known_names: ByName, value: object, key: str, where
 
 
 def _read_items(kind: Any, annotation: Any, value: object, key: str, where: str) -> tuple[object, ...]:
-    """Return the items of a list, each read by the annotation of its place in the tuple `kind`.
+    """Return the items of a list, each read by the annotation of its place in `kind`, tuple[X, ...] or tuple[X, Y].
 
-    Args:
-        kind: The tuple type: tuple[X, ...] for any number of items, or tuple[X, Y] for that many.
-        annotation: The whole annotation, for errors.
-        value: The value, as TOML gives it.
-        key: Its path in the file, for errors.
-        where: Name of the file, the source of numbers without one.
+    `annotation` is the whole annotation, for errors.
     """
     items = get_args(kind)
     many = items[-1] is Ellipsis
@@ -269,18 +225,15 @@ def _join_key(path: str, key: str) -> str:
 
 def _value_error(key: str, expected: str, value: object) -> ValueError:
     """Return the error of a value, with the expected and the found value."""
-    shown = repr(with_lists(value))
+    shown = repr(replace_tuples(value))
     shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
     return ValueError(f"{key}: expected {expected}, found {shown}")
 
 
-def _unknown_key(key: str, name: str, known_keys: Mapping[str, object] | tuple[str, ...]) -> ValueError:
+def _unknown_key_error(key: str, name: str, known_keys: Mapping[str, object] | tuple[str, ...]) -> ValueError:
     """Return the error of an unknown key, with the known keys; for a key of an earlier version, with the advice.
 
-    Args:
-        key: Path of the key in the file.
-        name: The key itself.
-        known_keys: The keys that the table may have.
+    `key` is its path in the file, `name` the key itself.
     """
     if key in GONE:
         return ValueError(f"{key}: unknown key; read by the planner, which is gone: delete it")

@@ -140,7 +140,7 @@ class Wiring:
             joined[second].add(first)
         return cls(devices=devices, neighbours=tuple(tuple(sorted(others)) for others in joined))
 
-    def adjacent(self, device: int) -> tuple[int, ...]:
+    def adjacent_devices(self, device: int) -> tuple[int, ...]:
         """List the devices one hop away, in ascending order."""
         if self.complete:
             return tuple(other for other in range(self.devices) if other != device)
@@ -162,7 +162,7 @@ class Wiring:
             return (src,) if src == dst else (src, dst)
         if self.grid is not None:
             return self.grid.path(src, dst)
-        towards = _hops_to(self, dst)
+        towards = _count_hops_to(self, dst)
         if towards[src] < 0:
             raise ValueError(
                 f"no wires lead from device {src} to device {dst}; add wires between the parts of the machine: in its "
@@ -177,16 +177,16 @@ class Wiring:
         """Count the hops of a shortest way, None if there is none."""
         if src == dst or self.complete:
             return int(src != dst)
-        hops = _hops_to(self, dst)[src]
+        hops = _count_hops_to(self, dst)[src]
         return None if hops < 0 else hops
 
     def unreachable_devices(self) -> tuple[int, ...]:
         """Return the devices without a way to device 0: none in a connected graph."""
         if self.complete:
             return ()
-        return tuple(device for device, hops in enumerate(_hops_to(self, 0)) if hops < 0)
+        return tuple(device for device, hops in enumerate(_count_hops_to(self, 0)) if hops < 0)
 
-    def bisection_wires(self) -> int:
+    def count_bisection_wires(self) -> int:
         """Return the number of wires across the smallest cut of the devices into halves.
 
         It is exact for grids with an even side, complete graphs, and any graph of up to 16 devices. For larger
@@ -207,7 +207,7 @@ class Wiring:
 
 
 @lru_cache(maxsize=4096)
-def _hops_to(wiring: Wiring, goal: int) -> tuple[int, ...]:
+def _count_hops_to(wiring: Wiring, goal: int) -> tuple[int, ...]:
     """Return the number of hops from each device to a goal; -1 for a device without a way."""
     hops = [-1] * wiring.devices
     hops[goal], reached = 0, [goal]

@@ -61,7 +61,7 @@ def clear(buffer: bytearray, _: Request | None = None) -> None:
 
 
 @dataclass(slots=True)
-class Started:
+class CallTask:
     """A call that was started in a task of its own."""
 
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -86,7 +86,7 @@ class Started:
         return self.error
 
 
-class Begun:
+class BegunMessage:
     """A message that was begun by `Wire.begin_send` or `Wire.begin_recv`; `ended` is set at its end."""
 
     def __init__(self) -> None:
@@ -181,11 +181,14 @@ class WirePair:
         case = f"message {self._counts['receive', tag]} of tag {tag}, {len(message)} bytes{' on loan' * loan}"
 
         async def receive() -> None:
-            require(await self.take(tag, len(message), loan=loan) == message, f"{case}: other bytes than those sent")
+            require(
+                await self.receive_bytes(tag, len(message), loan=loan) == message,
+                f"{case}: other bytes than those sent",
+            )
 
         return receive
 
-    async def take(self, tag: int, nbytes: int, *, loan: bool) -> bytes:
+    async def receive_bytes(self, tag: int, nbytes: int, *, loan: bool) -> bytes:
         """Receive a message of `nbytes` into a buffer, or on loan, and return its bytes.
 
         Raises `BrokenPromise` if a loan is not flat or not read-only. A loan is released twice, which must do no harm.
@@ -225,9 +228,9 @@ class WirePair:
             self.nursery.start_soon(call)
             await self.wait_all_blocked()
 
-    async def start(self, call: Call) -> Started:
+    async def start(self, call: Call) -> CallTask:
         """Run a call in a new task; return when all tasks wait. The call may be cancelled by its scope, or fail."""
-        started = Started()
+        started = CallTask()
         self.nursery.start_soon(started.run, call)
         await self.wait_all_blocked()
         return started
@@ -237,25 +240,25 @@ class WirePair:
         with trio.move_on_after(_ALL_BLOCKED_S):
             await wait_all_tasks_blocked()
 
-    def begin_send(self, tag: int, data: Buffer, signature: PlainSignature | None = None) -> Begun:
+    def begin_send(self, tag: int, data: Buffer, signature: PlainSignature | None = None) -> BegunMessage:
         """Begin a send from `a` to `b` with `Wire.begin_send`."""
-        begun = Begun()
+        begun = BegunMessage()
         begun.request = self.a.begin_send(self.b.rank, tag, data, signature=signature, done=begun.done)
         return begun
 
-    def begin_recv(self, tag: int, out: Buffer | None, nbytes: int, **options: Any) -> Begun:
+    def begin_recv(self, tag: int, out: Buffer | None, nbytes: int, **options: Any) -> BegunMessage:
         """Begin a receive by `b` from `a` with `Wire.begin_recv`, which gets the options."""
-        begun = Begun()
+        begun = BegunMessage()
         begun.request = self.b.begin_recv(self.a.rank, tag, out, nbytes, done=begun.done, **options)
         return begun
 
 
-def each_size(rule: Callable[[WirePair, int], Awaitable[None]]) -> Rule:
+def for_each_size(rule: Callable[[WirePair, int], Awaitable[None]]) -> Rule:
     """Return a rule that runs `rule` with length 0, and with each length of `Scale.sizes`."""
 
     @wraps(rule)
-    async def try_all(pair: WirePair) -> None:
+    async def run_with_each_size(pair: WirePair) -> None:
         for nbytes in (0, *pair.scale.sizes):
             await rule(pair, nbytes)
 
-    return try_all
+    return run_with_each_size

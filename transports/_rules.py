@@ -12,7 +12,17 @@ import numpy as np
 import trio
 from trio.testing import assert_checkpoints
 
-from transports._checking import Begun, BrokenPromise, Call, Rule, WirePair, clear, each_size, make_message, require
+from transports._checking import (
+    BegunMessage,
+    BrokenPromise,
+    Call,
+    Rule,
+    WirePair,
+    clear,
+    for_each_size,
+    make_message,
+    require,
+)
 from transports.buffers import Buffer
 from transports.failures import ArgumentError, LengthMismatchError, SignatureMismatchError
 from transports.request import Request
@@ -31,7 +41,7 @@ async def names(pair: WirePair) -> None:
 # -- messages arrive intact and in order, whatever else waits ---------------------------------------------------------
 
 
-@each_size
+@for_each_size
 async def sizes(pair: WirePair, nbytes: int) -> None:
     """Every length arrives intact, by either kind of receive, whichever end comes first.
 
@@ -72,7 +82,7 @@ async def order_of_receives(pair: WirePair) -> None:
         await pair.send(7, nbytes)
 
 
-@each_size
+@for_each_size
 async def ends(pair: WirePair, nbytes: int) -> None:
     """`done` is called once for each request, in the thread of the event loop, and then the request has ended."""
     received = pair.begin_recv(11, bytearray(nbytes), nbytes)
@@ -112,7 +122,7 @@ async def sends_without_tasks(pair: WirePair) -> None:
     lengths = (8, max(pair.scale.sizes), 70_000, 1000, 60_000) * 5
     pending, all_ended = set(range(len(lengths))), trio.Event()
 
-    def start(i: int) -> None:
+    def start_send(i: int) -> None:
         buffer = bytearray(pair.next_message("send", i, lengths[i]))
         if pair.a.begin_send(pair.b.rank, i, buffer, priority=i % 3, done=partial(on_end, i, buffer)) is None:
             on_end(i, buffer, None)
@@ -122,12 +132,12 @@ async def sends_without_tasks(pair: WirePair) -> None:
         clear(buffer)
         pending.remove(i)
         if (call is None or call.error is None) and i + len(lengths) // 2 < len(lengths):
-            start(i + len(lengths) // 2)
+            start_send(i + len(lengths) // 2)
         if not pending:
             all_ended.set()
 
     for i in range(len(lengths) // 2):
-        start(i)
+        start_send(i)
     await pair.wait_all_blocked()  # unreceived messages have used up all credit
     for i, nbytes in enumerate(lengths):
         await pair.make_receive(i, nbytes)()
@@ -262,33 +272,29 @@ async def lengths_disagree(pair: WirePair) -> None:
     for i, nbytes in enumerate(pair.scale.lengths):
         # The first length is so short that it may leave at once; for longer ones a single trial shows whether they
         # still do.
-        if i and not await _sender_raises(pair, nbytes, nbytes - 1, send_first=True, loan=False):
+        if i and not await _require_length_errors(pair, nbytes, nbytes - 1, send_first=True, loan=False):
             continue
         cases = product((nbytes - 1, nbytes + 1, 0), (True, False), (True, False))
-        raised = [await _sender_raises(pair, nbytes, expected, send_first=f, loan=loan) for expected, f, loan in cases]
+        raised = [
+            await _require_length_errors(pair, nbytes, expected, send_first=f, loan=loan) for expected, f, loan in cases
+        ]
         await pair.send(3, 8)
         await pair.receive(3)
         if all(raised):
             return
 
 
-async def _sender_raises(pair: WirePair, sent_bytes: int, expected_bytes: int, *, send_first: bool, loan: bool) -> bool:
-    """Let two ends name different lengths, and require their errors; False if the message had left its sender.
-
-    Args:
-        pair: The two wires.
-        sent_bytes: Length that the sender names.
-        expected_bytes: Length that the receiver names.
-        send_first: Whether the send is begun before the receive.
-        loan: Whether the receive has no buffer.
-    """
+async def _require_length_errors(
+    pair: WirePair, sent_bytes: int, expected_bytes: int, *, send_first: bool, loan: bool
+) -> bool:
+    """Let two ends name different lengths, and require their errors; False if the message had left its sender."""
     send = partial(pair.a.send, pair.b.rank, 3, bytes(sent_bytes))
-    calls: list[Call] = [send, partial(pair.take, 3, expected_bytes, loan=loan)]
+    calls: list[Call] = [send, partial(pair.receive_bytes, 3, expected_bytes, loan=loan)]
     ends = [await pair.start(call) for call in (calls if send_first else calls[::-1])]
     sender, receiver = ends if send_first else ends[::-1]
     for who, end in (("receiver", receiver), ("sender", sender)):
         error, end_text = await end.wait(), f"the {who}, with {sent_bytes} bytes sent, {expected_bytes} expected, got"
-        if who == "sender" and error is None and await _leaves_unreceived(pair, sent_bytes):
+        if who == "sender" and error is None and await _send_ends_unreceived(pair, sent_bytes):
             return False
         if not isinstance(error, LengthMismatchError):
             raise BrokenPromise(f"{end_text} {error!r}; a LengthMismatchError is promised")
@@ -297,8 +303,7 @@ async def _sender_raises(pair: WirePair, sent_bytes: int, expected_bytes: int, *
     return True
 
 
-async def _leaves_unreceived(pair: WirePair, nbytes: int) -> bool:
-    """Return whether a send of this length ends although nobody receives."""
+async def _send_ends_unreceived(pair: WirePair, nbytes: int) -> bool:
     with trio.move_on_after(pair.scale.patience_s) as waiting:
         await pair.make_send(5, nbytes)()
     if waiting.cancelled_caught:
@@ -322,7 +327,7 @@ async def checkpoints(pair: WirePair) -> None:
 async def cancelled_at_the_call(pair: WirePair) -> None:
     """A call in a cancelled scope raises Cancelled and does nothing, also when the other end is already there."""
 
-    async def cancel(call: Call, who: str) -> None:
+    async def run_cancelled(call: Call, who: str) -> None:
         with trio.CancelScope() as scope:
             scope.cancel()
             await call()
@@ -331,20 +336,20 @@ async def cancelled_at_the_call(pair: WirePair) -> None:
     tag, nbytes = 2, 8
     # a receive waits already, so that the send could match it at once
     await pair.receive(tag, nbytes)
-    await cancel(partial(pair.a.send, pair.b.rank, tag, b"no such!"), "send")
+    await run_cancelled(partial(pair.a.send, pair.b.rank, tag, b"no such!"), "send")
     # the receive was not consumed: it gets the next message, whose bytes it checks
     await pair.send(tag, nbytes)
     for loan in (True, False):
         # a message waits already; the cancelled receive must leave it to the next one
         await pair.send(tag, nbytes)
-        await cancel(partial(pair.take, tag, nbytes, loan=loan), "a receive")
+        await run_cancelled(partial(pair.receive_bytes, tag, nbytes, loan=loan), "a receive")
         await pair.receive(tag)
 
 
 async def cancelled_before_match(pair: WirePair) -> None:
     """A call that is cancelled while it waits for its other end is withdrawn; the next one takes its place."""
     for loan in (True, False):
-        (await pair.start(partial(pair.take, 2, 8, loan=loan))).scope.cancel()
+        (await pair.start(partial(pair.receive_bytes, 2, 8, loan=loan))).scope.cancel()
         await pair.wait_all_blocked()
     for nbytes in pair.scale.lengths:
         first = await pair.start(pair.make_send(2, nbytes))
@@ -385,16 +390,9 @@ _ANY_CALL = PlainSignature(7 << 40 | 1 << 20, b"")
 
 
 async def _run_both_ends(
-    pair: WirePair, send: Callable[[], Begun], receive: Callable[[], Begun], *, send_first: bool
-) -> tuple[Begun, Begun]:
-    """Begin both ends of a message, one of them first, and wait for them; return the send and the receive.
-
-    Args:
-        pair: The two wires.
-        send: Begins the send.
-        receive: Begins the receive.
-        send_first: Whether the send is begun first.
-    """
+    pair: WirePair, send: Callable[[], BegunMessage], receive: Callable[[], BegunMessage], *, send_first: bool
+) -> tuple[BegunMessage, BegunMessage]:
+    """Begin both ends of a message, one of them first, and wait for them; return the send and the receive."""
     first = (send if send_first else receive)()
     await pair.wait_all_blocked()
     second = (receive if send_first else send)()
@@ -404,7 +402,7 @@ async def _run_both_ends(
     return sent, received
 
 
-@each_size
+@for_each_size
 async def signatures_agree(pair: WirePair, nbytes: int) -> None:
     """Messages whose signatures are equal, or open on one side, arrive, the sender or the receiver first."""
     message, case = make_message(nbytes), f"{nbytes} bytes of one call"
@@ -420,7 +418,7 @@ async def signatures_agree(pair: WirePair, nbytes: int) -> None:
         require(out == message, f"{case}: other bytes than those sent")
 
 
-@each_size
+@for_each_size
 async def signatures_differ(pair: WirePair, nbytes: int) -> None:
     """Both ends that wait fail with the other's signature, whatever the lengths; the next message arrives."""
     for expected_bytes, send_first in ((nbytes, True), (nbytes, False), (nbytes + 1, True), (OPEN, False)):
@@ -453,7 +451,7 @@ async def signatures_of_many_calls(pair: WirePair) -> None:
         await sent.wait()
 
 
-@each_size
+@for_each_size
 async def any_length(pair: WirePair, nbytes: int) -> None:
     """A receive of any length learns length and signature where it meets its message, which it gets whole."""
     message, case, envelopes = make_message(nbytes), f"{nbytes} bytes of any length", list[tuple[int, object]]()
@@ -481,7 +479,7 @@ async def any_length(pair: WirePair, nbytes: int) -> None:
         require(memory == message, f"{case}: other bytes than those sent")
 
 
-@each_size
+@for_each_size
 async def no_memory_for_any_length(pair: WirePair, nbytes: int) -> None:
     """If the memory for a receive of any length cannot be made, the receive fails with the error of `allocate`.
 

@@ -54,7 +54,7 @@ class PeerAddress:
         except msgspec.DecodeError as error:
             raise TransportError(f"process {member} sent no valid address: {error}; {REPORT_BUG}") from error
 
-    def may_part(self, peer: PeerAddress) -> bool:
+    def may_disconnect(self, peer: PeerAddress) -> bool:
         """Whether a connection to `peer` may end while both processes live; both sides get the same answer.
 
         False for a Unix socket, which uses no network. False, too, for TCP inside one host if both processes have the

@@ -43,7 +43,7 @@ def as_bytes(data: Buffer, *, name: str = "data", writable: bool = False) -> mem
         view = data  # the usual argument; the rest would take longer than sending a byte
     else:
         try:
-            view = _flatten(data)
+            view = _view_flat_bytes(data)
         except (TypeError, ValueError, NotImplementedError, BufferError) as error:
             raise ArgumentError(f"{name} cannot be taken as bytes: {error}") from error
     if writable and view.readonly:
@@ -51,8 +51,8 @@ def as_bytes(data: Buffer, *, name: str = "data", writable: bool = False) -> mem
     return view
 
 
-def _flatten(data: Buffer) -> memoryview:
-    """View any C-contiguous buffer as flat bytes, also numpy dtypes that `memoryview` cannot name."""
+def _view_flat_bytes(data: Buffer) -> memoryview:
+    """View any C-contiguous buffer, also numpy dtypes that `memoryview` cannot name."""
     shaped = np.asarray(data) if isinstance(data, np.ndarray) else memoryview(data)
     if not (shaped.flags if isinstance(shaped, np.ndarray) else shaped).c_contiguous:
         raise BufferError(f"not C-contiguous (shape {shaped.shape}, strides {shaped.strides}); copy it first")
@@ -123,7 +123,7 @@ class BounceBuffers:
 
     def __init__(self, keep_bytes: int = KEEP_BYTES) -> None:
         self._free: defaultdict[int, list[memoryview]] = defaultdict(list)
-        self._room_bytes = keep_bytes  # bytes of free buffers that may still be added to the pool
+        self._spare_bytes = keep_bytes  # bytes of free buffers that may still be added to the pool
 
     def take(self, nbytes: int) -> memoryview:
         """Return a buffer of at least `nbytes`: the next power of two.
@@ -134,12 +134,12 @@ class BounceBuffers:
         free = self._free[size]
         if not free:
             return as_bytes(np.empty(size, np.uint8))
-        self._room_bytes += size
+        self._spare_bytes += size
         return free.pop()
 
     def release(self, buffer: memoryview) -> None:
         """Put a buffer of `take` back into the pool, unless the pool would exceed `keep_bytes`."""
         # a buffer that finds no room is dropped, and the interpreter frees it
-        if buffer.nbytes <= self._room_bytes:
-            self._room_bytes -= buffer.nbytes
+        if buffer.nbytes <= self._spare_bytes:
+            self._spare_bytes -= buffer.nbytes
             self._free[buffer.nbytes].append(buffer)

@@ -54,13 +54,13 @@ class Instant:
         delays_ns.pop(str(get_native_id()), None)
         return cls(now_ns(), delays_ns)
 
-    def since(self, earlier: Instant) -> float:
+    def own_seconds_since(self, earlier: Instant) -> float:
         """Return the seconds of own time since an earlier instant.
 
         Here 10 s of wall time passed, in which thread 1 was delayed by 3 s and thread 2 by 4 s:
 
         >>> began = Instant(10_000_000_000, {"1": 0, "2": 2_000_000_000})
-        >>> Instant(20_000_000_000, {"1": 3_000_000_000, "2": 6_000_000_000}).since(began)
+        >>> Instant(20_000_000_000, {"1": 3_000_000_000, "2": 6_000_000_000}).own_seconds_since(began)
         6.0
         """
         delays_ns = (ns - earlier.delays_ns.get(thread, 0) for thread, ns in self.delays_ns.items())
@@ -77,13 +77,12 @@ def limit_own_time(seconds: float) -> Iterator[trio.CancelScope]:
     block, watching = trio.CancelScope(), trio.CancelScope()
 
     async def cancel_block() -> None:
-        """Cancel the block at its limit."""
         with watching:
             left_s = seconds
             while left_s > 0:
                 await trio.sleep_until(trio.current_time() + left_s)
                 # part of the time may have been delay: then own time is still left, and the task sleeps again
-                left_s = seconds - _now_on_trio_clock().since(began)
+                left_s = seconds - _now_on_trio_clock().own_seconds_since(began)
             block.cancel()
 
     # A system task, because a nursery around the caller's block would wrap the errors of the block in groups.
@@ -96,8 +95,5 @@ def limit_own_time(seconds: float) -> Iterator[trio.CancelScope]:
 
 
 def _now_on_trio_clock() -> Instant:
-    """Return the present instant on Trio's clock.
-
-    Unlike `Instant.now`, it counts the delay of the calling thread, too, because the limited block runs in this thread.
-    """
+    """Unlike `Instant.now`, count the delay of the calling thread, because the limited block runs in this thread."""
     return Instant(round(trio.current_time() * 1e9), read_delays())

@@ -67,7 +67,7 @@ class Bootstrap(Identity):
         return tuple(self.placement[self.member])
 
     @property
-    def between_processes(self) -> dict[str, Any]:
+    def constructor_arguments(self) -> dict[str, Any]:
         """Keyword arguments for the constructors of transports between processes: those that all of them have."""
         names = ("member", "placement", "secret", "exchange", "job", "epoch", "report")
         return {name: getattr(self, name) for name in names}
@@ -95,25 +95,25 @@ class UnknownTransportError(ArgumentError):
     """No transport has this name, or the one of an installed package cannot be loaded."""
 
 
-def names() -> tuple[str, ...]:
-    """Return every name that `find` accepts: built-in ones, then those of other packages in alphabetical order."""
+def known_names() -> tuple[str, ...]:
+    """Return every name that `find_factory` accepts: built-in ones, then those of other packages, sorted."""
     return (*_BUILT_IN, *sorted(set(_find_entry_points()) - set(_BUILT_IN)))
 
 
-def check(name: str) -> None:
+def check_name(name: str) -> None:
     """Raise `UnknownTransportError`, which lists the known names, unless there is a transport of this name."""
     if name not in _BUILT_IN and name not in _find_entry_points():
-        raise UnknownTransportError(f"{name!r} is an unknown transport; known are {', '.join(names())}")
+        raise UnknownTransportError(f"{name!r} is an unknown transport; known are {', '.join(known_names())}")
 
 
-def find(name: str) -> Factory:
+def find_factory(name: str) -> Factory:
     """Return the factory of a transport.
 
     Raises:
         UnknownTransportError: No transport has this name, or the object that a package has registered under the name
             cannot be loaded.
     """
-    check(name)
+    check_name(name)
     if name not in _BUILT_IN:
         return _load_entry(_find_entry_points()[name])
     factory: Factory = import_module(_BUILT_IN[name]).factory
@@ -121,7 +121,7 @@ def find(name: str) -> Factory:
 
 
 def _load_entry(entry: EntryPoint) -> Factory:
-    """Import the factory of an entry point; `UnknownTransportError` if that fails, or if the object is no function."""
+    """Import the factory; `UnknownTransportError` if that fails, or if the object is no function."""
     try:
         factory: Factory = entry.load()
     except Exception as error:  # the import of another package may raise anything
@@ -129,12 +129,11 @@ def _load_entry(entry: EntryPoint) -> Factory:
         reason = f"{entry.name!r} cannot be loaded from {package} ({entry.value}): {error!r}"
         raise UnknownTransportError(f"{reason}; is one of its extras missing?") from error
     if not callable(factory):
-        raise UnknownTransportError(f"{entry.name!r} ({entry.value}) is {factory!r}; a factory is called")
+        raise UnknownTransportError(f"{entry.name!r} ({entry.value}) is {factory!r}; register a function")
     return factory
 
 
 def _find_entry_points() -> dict[str, EntryPoint]:
-    """Return the entry points of installed packages, by name."""
     from importlib.metadata import entry_points
 
     return {entry.name: entry for entry in entry_points(group=GROUP)}

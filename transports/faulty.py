@@ -16,7 +16,7 @@ from transports.base import Transport
 from transports.buffers import Buffer
 from transports.failures import ArgumentError, LinkLostError, lane_fields
 from transports.request import Done, Request
-from transports.wire import Envelope, Wire, watching
+from transports.wire import Envelope, Wire, add_to_watchers
 from transports.wrappers import Delaying, RelayedRequest, WrappedWire
 
 FaultKind: TypeAlias = Literal["cut", "drop", "corrupt", "delay"]
@@ -143,45 +143,41 @@ class _FaultyWire(WrappedWire):
             raise error
         if "drop" in kinds:
             return None
-        request = self._relay(lane, partial(self.inner.begin_send, dst, tag, payload, **options), view.nbytes, done)
+        request = self._make_request(
+            lane, partial(self.inner.begin_send, dst, tag, payload, **options), view.nbytes, done
+        )
         # a message waits behind delayed messages of its lane, so that the lane keeps its order
         if "delay" in kinds or faulty.later.holds(lane):
             faulty.later.hold(lane, request)
             faulty.later.plan(lane, request, trio.current_time() + delay_s)
         else:
             request.begin()
-        return self._end_at_cut(lane, request)
+        return self._register_for_cut(lane, request)
 
     def begin_recv(self, src: int, tag: int, out: Buffer | None, nbytes: int, *, done: Done, **options: Any) -> Request:
         """Receive, until the link is cut; arguments are as of `Wire.begin_recv`."""
         lane = (src, self.rank, tag)
         if (error := self._faulty.lost(*lane)) is not None:
             raise error
-        request = self._relay(lane, partial(self.inner.begin_recv, src, tag, out, nbytes, **options), nbytes, done)
+        request = self._make_request(
+            lane, partial(self.inner.begin_recv, src, tag, out, nbytes, **options), nbytes, done
+        )
         request.begin()
-        return self._end_at_cut(lane, request)
+        return self._register_for_cut(lane, request)
 
-    def _relay(
+    def _make_request(
         self, lane: tuple[int, int, int], begin: Callable[..., Request | None], nbytes: int, done: Done
     ) -> RelayedRequest:
-        """Return the request of a message, which is not begun yet.
+        """Return the request of a message that is not begun yet."""
 
-        Args:
-            lane: Source, destination and tag.
-            begin: Begins the message at the inner wire.
-            nbytes: Length of the message.
-            done: Called once at the end.
-        """
-
-        def end(request: Request) -> None:
-            """Forget the request, and call its callback."""
+        def end_and_forget(request: Request) -> None:
             self._faulty.requests[frozenset(lane[:2])].pop(request, None)  # type: ignore[call-overload]  # it is that
             done(request)
 
-        return RelayedRequest(end, nbytes, begin)
+        return RelayedRequest(end_and_forget, nbytes, begin)
 
-    def _end_at_cut(self, lane: tuple[int, int, int], request: RelayedRequest) -> Request:
-        """Return a request, after registering it to fail if its link is cut before its end."""
+    def _register_for_cut(self, lane: tuple[int, int, int], request: RelayedRequest) -> Request:
+        """Let a request fail if its link is cut before its end; return it."""
         if not request.ended:
             self._faulty.requests[frozenset(lane[:2])][request] = lane
         return request
@@ -193,12 +189,12 @@ class _FaultyWire(WrappedWire):
     @contextmanager
     def watch(self, notify: Callable[[], None]) -> Iterator[None]:
         """Watch the inner wire, and cuts."""
-        with watching([self._faulty.watchers], notify), self.inner.watch(notify):
+        with add_to_watchers([self._faulty.watchers], notify), self.inner.watch(notify):
             yield
 
 
 def _flip_one_bit(view: memoryview, chance: random.Random) -> bytearray:
-    """Return a copy of a message with one bit flipped."""
+    """Return a damaged copy."""
     damaged = bytearray(view)
     damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
     return damaged

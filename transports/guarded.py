@@ -21,7 +21,7 @@ _LOOK_S = 1.0
 _rule_breakers: set[type[Wire]] = set()
 
 
-def guard(wire: Wire, peer: int, spawn: Callable[[Callable[[], Any]], None]) -> Wire:
+def find_guarded_wire(wire: Wire, peer: int, spawn: Callable[[Callable[[], Any]], None]) -> Wire:
     """Return the wire that carries the messages with a peer. A wire of another package is returned within a guard.
 
     The guard checks the wire while the program runs.
@@ -74,7 +74,9 @@ class _GuardedWire(WrappedWire):
         request ends with a `TransportError`. For a message that has left at once, the result is a request that has
         ended, and not None.
         """
-        return self._begin(_GuardedRequest(self, done, partial(self.inner.begin_send, dst, tag, data, **options)))
+        return self._begin_request(
+            _GuardedRequest(self, done, partial(self.inner.begin_send, dst, tag, data, **options))
+        )
 
     def begin_recv(self, src: int, tag: int, out: Buffer | None, nbytes: int, *, done: Done, **options: Any) -> Request:
         """Begin a receive of the inner wire, and return its request; arguments are as of `Wire.begin_recv`.
@@ -83,15 +85,15 @@ class _GuardedWire(WrappedWire):
         """
         request = _GuardedRequest(self, done, partial(self.inner.begin_recv, src, tag, out, nbytes, **options))
         request.receives, request.loans = True, out is None and options.get("allocate") is None
-        return self._begin(request)
+        return self._begin_request(request)
 
-    def _begin(self, request: _GuardedRequest) -> Request:
+    def _begin_request(self, request: _GuardedRequest) -> Request:
         """Begin a message; a task then looks for requests that the inner wire ends without calling `done`."""
         self.requests[request] = None
         try:
             request.begin()
         except BaseException:
-            self.forget(request)
+            self.forget_request(request)
             raise
         if self.requests and not self._watcher_runs:
             self._watcher_runs = True
@@ -106,32 +108,32 @@ class _GuardedWire(WrappedWire):
         """
         try:
             while self.requests:
-                await self._wait_idle()
+                await self._wait_until_idle()
                 for request in tuple(self.requests):
                     request.end_without_callback()
                     if request.given_up and type(self.inner) in _rule_breakers:
-                        request.end(self.error(_NO_CALLBACK_TEXT))
+                        request.end(self.broken_rule_error(_NO_CALLBACK_TEXT))
         finally:
             self._watcher_runs = False
             with trio.CancelScope(shield=True):
-                await self._wait_idle()
+                await self._wait_until_idle()
             for request in tuple(self.requests):
-                request.end(self.error(_NO_CALLBACK_TEXT))
+                request.end(self.broken_rule_error(_NO_CALLBACK_TEXT))
 
-    async def _wait_idle(self) -> None:
+    async def _wait_until_idle(self) -> None:
         """Wait until no request is under way, or for `_LOOK_S`."""
         self._idle = trio.Event()
         if self.requests:
             with trio.move_on_after(_LOOK_S):
                 await self._idle.wait()
 
-    def forget(self, request: _GuardedRequest) -> None:
+    def forget_request(self, request: _GuardedRequest) -> None:
         """Remove a request that has ended; after the last one, the task that looks for lost ends may end."""
         self.requests.pop(request, None)
         if not self.requests:
             self._idle.set()
 
-    def error(self, rule: str) -> TransportError:
+    def broken_rule_error(self, rule: str) -> TransportError:
         """Return the error of a broken rule, and remember that wires of this class break rules.
 
         Args:
@@ -171,7 +173,7 @@ class _GuardedRequest(RelayedRequest):
         """Begin the message; raise the error of a broken rule if `begin_recv` of the inner wire returned None."""
         super().begin()
         if self.receives and self.ended and self._inner is None:
-            raise self._wire.error("begin_recv returned None, not a Request")
+            raise self._wire.broken_rule_error("begin_recv returned None, not a Request")
 
     def _on_end(self, inner: Request) -> None:
         """End the request as the inner one has ended, or with an error if the wire breaks a rule.
@@ -179,21 +181,23 @@ class _GuardedRequest(RelayedRequest):
         The inner request calls it as its `done`, perhaps in a wrong thread, or a second time.
         """
         if get_ident() != self._wire.thread and not self._wire.takes_threads(self._wire.peer):
-            error = self._wire.error("done was called in another thread than the event loop's")
+            error = self._wire.broken_rule_error("done was called in another thread than the event loop's")
             # only the loop's thread may end the operation
             self._wire.token.run_sync_soon(self.end, error)
         elif self.ended:
-            raise self._wire.error("done was called twice for one request")
+            raise self._wire.broken_rule_error("done was called twice for one request")
         else:
             if self.loans and inner.error is None and not inner.withdrawn:
                 self._received = inner.delivery()
                 if not isinstance(self._received, Delivery):
-                    self.error = self._wire.error(f"delivery() must return the Delivery, not {self._received!r}")
+                    self.error = self._wire.broken_rule_error(
+                        f"delivery() must return the Delivery, not {self._received!r}"
+                    )
             super()._on_end(inner)
 
     def end(self, error: Exception | None = None, *, withdrawn: bool = False) -> None:
         """End the request, once."""
-        self._wire.forget(self)
+        self._wire.forget_request(self)
         super().end(error, withdrawn=withdrawn)
 
     def withdraw(self) -> None:
@@ -206,7 +210,7 @@ class _GuardedRequest(RelayedRequest):
         if not self.ended and self._inner is not None and self._inner.ended:
             if self.loans and self._inner.error is None and not self._inner.withdrawn:
                 self._inner.delivery().release()  # its sender may wait for that
-            self.end(self._wire.error("done was not called for a request that has ended"))
+            self.end(self._wire.broken_rule_error("done was not called for a request that has ended"))
 
     def delivery(self) -> Delivery:
         """Return the message of a receive without a buffer that has ended without an error."""

@@ -99,7 +99,7 @@ async def greet(stream: trio.abc.Stream, hello: Hello, secret: bytes, *, deadlin
     with limit_own_time(deadline_s):
         return await _exchange_as_dialler(stream, packed, secret)
     # reached only when the limit has cancelled the block
-    raise _silent_error(stream, deadline_s)
+    raise _deadline_error(stream, deadline_s)
 
 
 async def welcome(
@@ -128,23 +128,17 @@ async def welcome(
     with limit_own_time(deadline_s):
         return await _exchange_as_listener(stream, secret, admit)
     # reached only when the limit has cancelled the block
-    raise _silent_error(stream, deadline_s)
+    raise _deadline_error(stream, deadline_s)
 
 
 async def _exchange_as_dialler(stream: trio.abc.Stream, hello: bytes, key: bytes) -> Hello:
-    """Exchange hellos as the side that has dialled; return the listener's hello once it has proved the secret.
+    """Exchange packed hellos; return the listener's hello once it has proved the secret, `key`.
 
-    Args:
-        stream: The connection.
-        hello: This side's hello, packed.
-        key: The secret.
-
-    Raises:
-        HandshakeError: The listener hung up, has another secret, speaks another protocol or version, or refused this
-            side; `why` names the case.
+    Raise `HandshakeError`, whose `why` names the case, if the listener hung up, is another program or version, has
+    another secret, or refused this side.
     """
     our_nonce = secrets.token_bytes(_NONCE_BYTES)
-    await _send(stream, _OPENING.pack(_MAGIC, VERSION, our_nonce))
+    await _send_bytes(stream, _OPENING.pack(_MAGIC, VERSION, our_nonce))
     try:
         opening = await receive_exactly(stream, _OPENING.size)
     except HandshakeError as error:
@@ -152,14 +146,14 @@ async def _exchange_as_dialler(stream: trio.abc.Stream, hello: bytes, key: bytes
             raise
         raise HandshakeError(_describe_hang_up(encrypted=isinstance(stream, trio.SSLStream)), why="left") from error
     transcript = [our_nonce, _check_opening(*_OPENING.unpack(opening)), hello]
-    await _send(stream, _pack_frame(hello, _proof(key, b"dialler", transcript)))
+    await _send_bytes(stream, _pack_frame(hello, _make_proof(key, b"dialler", transcript)))
     status = await receive_exactly(stream, 1)
     if status == _UNPROVED:
-        raise _secrets_error("the listener does not accept this side's proof")
+        raise _different_secrets_error("the listener does not accept this side's proof")
     label = _answer_label(status, _format_peer(stream))
     answer, proof = await _receive_frame(stream)
-    if not hmac.compare_digest(proof, _proof(key, label, [*transcript, answer])):
-        raise _secrets_error("the listener cannot prove that it knows it")
+    if not hmac.compare_digest(proof, _make_proof(key, label, [*transcript, answer])):
+        raise _different_secrets_error("the listener cannot prove that it knows it")
     if status == _REFUSED:
         text = answer.decode(errors="replace")
         raise HandshakeError("".join(letter if letter.isprintable() else "?" for letter in text), why="refused")
@@ -167,46 +161,41 @@ async def _exchange_as_dialler(stream: trio.abc.Stream, hello: bytes, key: bytes
 
 
 async def _exchange_as_listener(stream: trio.abc.Stream, key: bytes, admit: Callable[[Hello], Hello | str]) -> Hello:
-    """Exchange hellos as the side that listens; return the dialler's hello once it is proved and admitted.
+    """Exchange hellos; return the dialler's hello once it is proved by the secret, `key`, and admitted, see `welcome`.
 
-    Args:
-        stream: The connection.
-        key: The secret.
-        admit: See `welcome`.
-
-    Raises:
-        HandshakeError: The dialler hung up, has another secret, speaks another protocol or version, or was refused by
-            `admit`; `why` names the case.
+    Raise `HandshakeError`, whose `why` names the case, if the dialler hung up, is another program or version, has
+    another secret, or was refused.
     """
     our_nonce = secrets.token_bytes(_NONCE_BYTES)
-    magic, version, their_nonce = _OPENING.unpack(await receive_exactly(stream, _OPENING.size, strange=True))
+    magic, version, their_nonce = _OPENING.unpack(await receive_exactly(stream, _OPENING.size, may_be_foreign=True))
     if magic == _MAGIC:  # also to another version, so that the other side can report both versions
-        await _send(stream, _OPENING.pack(_MAGIC, VERSION, our_nonce))
+        await _send_bytes(stream, _OPENING.pack(_MAGIC, VERSION, our_nonce))
     transcript = [_check_opening(magic, version, their_nonce), our_nonce]
     packed, proof = await _receive_frame(stream)
     transcript.append(packed)
-    if not hmac.compare_digest(proof, _proof(key, b"dialler", transcript)):
-        await _send(stream, _UNPROVED)
-        raise _secrets_error("the dialler cannot prove that it knows it")
+    if not hmac.compare_digest(proof, _make_proof(key, b"dialler", transcript)):
+        await _send_bytes(stream, _UNPROVED)
+        raise _different_secrets_error("the dialler cannot prove that it knows it")
     hello = _unpack_hello(packed)
     # the answer of this side, or the reason of its refusal as a text
     response = admit(hello)
     if isinstance(response, str):
         reason = response.encode()[:HELLO_LIMIT_BYTES]
-        await _send(stream, _REFUSED + _pack_frame(reason, _proof(key, _answer_label(_REFUSED), [*transcript, reason])))
+        await _send_bytes(
+            stream, _REFUSED + _pack_frame(reason, _make_proof(key, _answer_label(_REFUSED), [*transcript, reason]))
+        )
         raise HandshakeError(response, why="refused")
     answer = _pack_hello(response)
-    await _send(stream, _WELCOME + _pack_frame(answer, _proof(key, _answer_label(_WELCOME), [*transcript, answer])))
+    await _send_bytes(
+        stream, _WELCOME + _pack_frame(answer, _make_proof(key, _answer_label(_WELCOME), [*transcript, answer]))
+    )
     return hello
 
 
-def _proof(key: bytes, label: bytes, transcript: list[bytes]) -> bytes:
-    """Return the proof that this side knows the secret: a keyed hash of all bytes of the handshake so far.
+def _make_proof(key: bytes, label: bytes, transcript: list[bytes]) -> bytes:
+    """Return the proof that this side knows the secret: a keyed hash of all bytes of the handshake so far, in order.
 
-    Args:
-        key: The secret.
-        label: Distinguishes proofs of the two directions, and of refusals.
-        transcript: The nonces and bodies that both sides have sent, in order.
+    The label distinguishes proofs of the two directions, and of refusals.
     """
     # each part with its length, so that other parts cannot make the same bytes
     parts = [b"overlap", VERSION.to_bytes(2, "big"), label, *transcript]
@@ -214,7 +203,7 @@ def _proof(key: bytes, label: bytes, transcript: list[bytes]) -> bytes:
 
 
 def _answer_label(status: bytes, peer: str = "") -> bytes:
-    """Return the `_proof` label of an answer with this status; raise `HandshakeError` if the status is unknown."""
+    """Return the `_make_proof` label of an answer with this status; raise `HandshakeError` if the status is unknown."""
     if status not in (_WELCOME, _REFUSED):
         reason = f"the listener{peer} is another program: its answer begins with {status!r}"
         raise HandshakeError(f"{reason}; choose another port", why="protocol")
@@ -231,7 +220,7 @@ def _format_peer(stream: trio.abc.Stream) -> str:
 
 
 def _check_opening(magic: bytes, version: int, nonce: bytes) -> bytes:
-    """Return the nonce of an opening; raise `HandshakeError` if it is of another protocol or version."""
+    """Return the nonce; raise `HandshakeError` if the opening is of another protocol or version."""
     if magic != _MAGIC:
         reason = f"the connection begins with {magic!r}, not with {_MAGIC!r}; the peer is another program"
         raise HandshakeError(f"{reason}; choose another port", why="protocol")
@@ -242,12 +231,12 @@ def _check_opening(magic: bytes, version: int, nonce: bytes) -> bytes:
 
 
 def _pack_frame(body: bytes, proof: bytes) -> bytes:
-    """Return length, body and proof as the bytes of one frame, which `_receive_frame` reads."""
+    """Return length, body and proof, which `_receive_frame` reads."""
     return _LENGTH.pack(len(body)) + body + proof
 
 
 async def _receive_frame(stream: trio.abc.Stream) -> tuple[bytes, bytes]:
-    """Receive a frame of `_pack_frame`, and return its body and its proof; raise `HandshakeError` if it is too long."""
+    """Return the body and the proof of a frame of `_pack_frame`; raise `HandshakeError` if it is too long."""
     (length_bytes,) = _LENGTH.unpack(await receive_exactly(stream, _LENGTH.size))
     if length_bytes > HELLO_LIMIT_BYTES:
         reason = f"a hello claims {length_bytes} bytes, the limit is {HELLO_LIMIT_BYTES}"
@@ -255,54 +244,50 @@ async def _receive_frame(stream: trio.abc.Stream) -> tuple[bytes, bytes]:
     return await receive_exactly(stream, length_bytes), await receive_exactly(stream, _PROOF_BYTES)
 
 
-async def _send(stream: trio.abc.Stream, data: bytes) -> None:
-    """Send bytes; `HandshakeError` if the connection has ended."""
+async def _send_bytes(stream: trio.abc.Stream, data: bytes) -> None:
+    """Raise `HandshakeError` if the connection has ended."""
     try:
         await stream.send_all(data)
     except trio.BrokenResourceError as error:
-        raise ended_error(error.__cause__) from error
+        raise ended_connection_error(error.__cause__) from error
 
 
-async def receive_exactly(stream: trio.abc.Stream, nbytes: int, *, strange: bool = False) -> bytes:
+async def receive_exactly(stream: trio.abc.Stream, nbytes: int, *, may_be_foreign: bool = False) -> bytes:
     """Receive exactly `nbytes`; `HandshakeError` if the connection ends before.
 
     Args:
         stream: The connection.
         nbytes: Number of bytes.
-        strange: Whether the peer may be a foreign program; the error of a peer that hangs up then says so.
+        may_be_foreign: Whether the peer may be a foreign program; the error of a peer that hangs up then says so.
     """
     received = b""
     while len(received) < nbytes:
         try:
             more = await stream.receive_some(nbytes - len(received))
         except trio.BrokenResourceError as error:
-            raise ended_error(error.__cause__, strange=strange) from error
+            raise ended_connection_error(error.__cause__, may_be_foreign=may_be_foreign) from error
         if not more:
-            raise ended_error(strange=strange)
+            raise ended_connection_error(may_be_foreign=may_be_foreign)
         received += more
     return received
 
 
-def ended_error(cause: BaseException | None = None, *, strange: bool = False) -> HandshakeError:
+def ended_connection_error(cause: BaseException | None = None, *, may_be_foreign: bool = False) -> HandshakeError:
     """Return the error of a connection that ended during the handshake: TLS failed, or the peer hung up.
 
     Args:
         cause: The error that broke the connection; None: the peer has closed it.
-        strange: Whether the peer may be a foreign program, because it has sent nothing of this protocol yet.
+        may_be_foreign: Whether the peer may be a foreign program, because it has sent nothing of this protocol yet.
     """
     if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
         need = "all processes need certificates of one authority, or none has any"
         return HandshakeError(f"TLS failed ({cause.reason or cause}); {need}", why="tls")
     reason = "the other side hung up during the handshake; see what it has printed"
-    return HandshakeError(reason, why="protocol" if strange else "left")
+    return HandshakeError(reason, why="protocol" if may_be_foreign else "left")
 
 
 def _describe_hang_up(*, encrypted: bool) -> str:
-    """Return the text about a listener that hung up without an answer, with the likely reason.
-
-    Args:
-        encrypted: Whether the connection uses TLS.
-    """
+    """Return the text about a listener that hung up without an answer, with the likely reason."""
     if encrypted:
         guess = "it probably does not accept this side's certificate: all processes need certificates of one authority"
         return f"the other side hung up without a word once TLS was set up; {guess}"
@@ -311,7 +296,7 @@ def _describe_hang_up(*, encrypted: bool) -> str:
     return f"the other side hung up without a word; {guess}; {advice}"
 
 
-def _silent_error(stream: trio.abc.Stream, deadline_s: float) -> HandshakeError:
+def _deadline_error(stream: trio.abc.Stream, deadline_s: float) -> HandshakeError:
     """Return the error of a peer that has let the deadline pass."""
     bare = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
     advice = advise_on_silence(getattr(bare, "socket", None))
@@ -326,11 +311,11 @@ def advise_on_silence(connection: Any, address: Any = None) -> str:
         connection: The socket; None: unknown.
         address: Address of the peer, if the socket is not connected.
     """
-    local = connection is not None and is_local(connection, address)
+    local = connection is not None and is_peer_local(connection, address)
     return "see whether it still starts, or was stopped" if local else "check the network between them"
 
 
-def is_local(connection: trio.socket.SocketType | socket.socket, address: Any = None) -> bool:
+def is_peer_local(connection: trio.socket.SocketType | socket.socket, address: Any = None) -> bool:
     """Whether the peer of a socket is on this host, so that no network lies between.
 
     Args:
@@ -346,8 +331,8 @@ def is_local(connection: trio.socket.SocketType | socket.socket, address: Any = 
     return False
 
 
-def _secrets_error(how: str) -> HandshakeError:
-    """Return the error of two sides with different secrets; `how` names the failed proof."""
+def _different_secrets_error(how: str) -> HandshakeError:
+    """`how` names the failed proof."""
     advice = "start every process of a job with the same OVERLAP_SECRET"
     return HandshakeError(f"the secrets differ: {how}; {advice}", why="secret")
 
@@ -359,7 +344,7 @@ def check_secret(secret: bytes) -> None:
 
 
 def _pack_hello(hello: Hello) -> bytes:
-    """Encode a hello; raise `ArgumentError` if it is too long."""
+    """Raise `ArgumentError` if the hello is too long."""
     packed = msgspec.msgpack.encode(astuple(hello))
     if len(packed) > HELLO_LIMIT_BYTES:
         raise ArgumentError(f"a hello of {len(packed)} bytes, the limit is {HELLO_LIMIT_BYTES}; shorten job or detail")
@@ -367,7 +352,7 @@ def _pack_hello(hello: Hello) -> bytes:
 
 
 def _unpack_hello(packed: bytes) -> Hello:
-    """Decode a hello of the other side; raise `HandshakeError` unless it is six fields of the right types."""
+    """Raise `HandshakeError` unless the hello is six fields of the right types."""
     try:
         role, job, epoch, member, members, detail = _HELLO.decode(packed)
         if member >= members:

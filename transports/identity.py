@@ -33,7 +33,7 @@ class Identity:
     epoch: int = 0  # Number of the world among the job's successive worlds
     tls: Tls | None = None  # Encrypts connections, on all members or none; None: not encrypted
 
-    def hello(self, role: str, detail: str = "") -> Hello:
+    def make_hello(self, role: str, detail: str = "") -> Hello:
         """Return the hello of this process for a connection.
 
         Args:
@@ -42,14 +42,14 @@ class Identity:
         """
         return Hello(role=role, job=self.job, epoch=self.epoch, member=self.member, members=self.members, detail=detail)
 
-    def refusal(self, theirs: Hello, role: str) -> str:
+    def refusal_reason(self, theirs: Hello, role: str) -> str:
         """Return why a hello is refused: its role, job, epoch or number of members differs; "" if all agree.
 
         Args:
             theirs: Hello of the other side.
             role: The expected purpose of the connection.
         """
-        ours = self.hello(role)
+        ours = self.make_hello(role)
         for name in ("role", "job", "epoch", "members"):
             if getattr(theirs, name) != getattr(ours, name):
                 return f"{name} {getattr(theirs, name)!r} refused; here it is {getattr(ours, name)!r}"

@@ -24,7 +24,7 @@ from transports.matching import Engine, Lane, Limits, Receive, Send
 from transports.patience import Patience
 from transports.request import Done, Request
 from transports.signature import Signature
-from transports.wire import TAG_LIMIT, Envelope, Wire, check_tag, describe_ranks, watching
+from transports.wire import TAG_LIMIT, Envelope, Wire, add_to_watchers, check_tag, describe_ranks
 
 # Longest wait of a goodbye for the next sign of progress: longer than a busy machine keeps a process from running,
 # shorter than a user's patience with a program that ends.
@@ -121,7 +121,7 @@ class LinkedTransport(Transport, Generic[LinkType]):
     def __init__(self, member: int, placement: Sequence[Sequence[int]]) -> None:
         every = [rank for ranks in placement for rank in ranks]
         if not 0 <= member < len(placement) or not placement[member]:
-            raise ArgumentError(f"member is {member}; placement names the ranks of processes 0 to {len(placement) - 1}")
+            raise ArgumentError(f"member: expected 0 to {len(placement) - 1}, with ranks in placement, got {member}")
         if wrong := [rank for rank in every if not 0 <= rank < 2**32]:
             raise ArgumentError(f"placement: expected ranks from 0 to {2**32 - 1}, got {wrong[0]}")
         if repeated := [rank for rank, count in Counter(every).items() if count > 1]:
@@ -312,7 +312,7 @@ class MatchedLink(PeerLink):
 
     def queue_send(self, send: Send) -> None:
         """Queue a message, and transmit due messages, as far as that needs no waiting."""
-        self.engine.outgoing.announce(send)
+        self.engine.outgoing.queue_announcement(send)
         self.flush()
 
     def send_now(self, lane: Lane, view: memoryview, signature: Signature | None = None) -> bool:
@@ -432,4 +432,4 @@ class _MatchedWire(LinkedWire[MatchedTransport]):
 
     def watch(self, notify: Callable[[], None]) -> AbstractContextManager[None]:
         """Call a function, for the length of a block, whenever a message arrives or a link ends."""
-        return watching([link.engine.incoming.watchers for link in self._transport.links.values()], notify)
+        return add_to_watchers([link.engine.incoming.watchers for link in self._transport.links.values()], notify)

@@ -119,7 +119,7 @@ class Meeting(Generic[Result]):
             self.address = make_address()
             packed = await exchange(self._role, self.address.pack())
             self.peers = {i: PeerAddress.unpack(each, i) for i, each in enumerate(packed) if i != self.identity.member}
-            await self.gather(choose(), listeners, dial)
+            await self.connect_all(choose(), listeners, dial)
         except BaseException:
             sockets.close()
             for result in self.results.values():
@@ -130,7 +130,7 @@ class Meeting(Generic[Result]):
                 listener.close()
         return self.results
 
-    async def gather(
+    async def connect_all(
         self,
         places: Iterable[Place],
         listeners: Sequence[socket.socket],
@@ -160,14 +160,10 @@ class Meeting(Generic[Result]):
         if self._failure is not None:
             raise self._failure
         if missing := self._places - self.results.keys():
-            raise self._missing_error(Counter(member for member, _ in missing))
+            raise self._missing_processes_error(Counter(member for member, _ in missing))
 
-    def _missing_error(self, missing: Counter[int]) -> LinkLostError:
-        """Return the error that names the processes without any connection; if there are none, those with too few.
-
-        Args:
-            missing: Number of missing connections, by process.
-        """
+    def _missing_processes_error(self, missing: Counter[int]) -> LinkLostError:
+        """Return the error that names the processes without any connection; if there are none, those with too few."""
         wanted = Counter(member for member, _ in self._places)
         absent = [member for member, count in missing.items() if count == wanted[member]]
         connections = "no connection" if absent else f"fewer than {max(wanted.values())} connections"
@@ -186,7 +182,7 @@ class Meeting(Generic[Result]):
         """Shake hands on an accepted connection, and record the result at its place; a failure frees the place."""
         admitted: list[Place] = []
         try:
-            result = await self.welcome(connection, partial(self._admit, admitted))
+            result = await self.welcome(connection, partial(self._admit_dialler, admitted))
         except LinkLostError as error:
             self._end_with_error(error)
             return
@@ -196,13 +192,13 @@ class Meeting(Generic[Result]):
             self._reserved.difference_update(admitted)
 
     def _record_result(self, place: Place, result: Result) -> None:
-        """Record the result at a place; the meeting ends with the last one."""
+        """The meeting ends with the last result."""
         self.results[place] = result
         if self._places <= self.results.keys():
             self._complete.set()
 
     def _end_with_error(self, error: TransportError) -> None:
-        """End the meeting with an error, unless it has one already."""
+        """An error that the meeting has already stays."""
         self._failure = self._failure or error
         self._complete.set()
 
@@ -212,9 +208,9 @@ class Meeting(Generic[Result]):
 
     # -- connections --------------------------------------------------------------------------------------------------
 
-    def hello(self, detail: str = "") -> Hello:
+    def make_hello(self, detail: str = "") -> Hello:
         """Return the hello of this process for a connection of this meeting."""
-        return self.identity.hello(self._role, detail)
+        return self.identity.make_hello(self._role, detail)
 
     async def greet(
         self, connection: socket.socket, member: int, address: object, detail: str, *, source: str, deadline_s: float
@@ -239,7 +235,7 @@ class Meeting(Generic[Result]):
                 connection.bind((source, 0))
             await trio.socket.from_stdlib_socket(connection).connect(address)
             stream = self._wrap_stream(connection, serving=False)
-            answer = await greet(stream, self.hello(detail), self.identity.secret, deadline_s=deadline_s)
+            answer = await greet(stream, self.make_hello(detail), self.identity.secret, deadline_s=deadline_s)
             return await self._finish(connection, stream, member, answer.detail)
         except BaseException as error:
             connection.close()
@@ -280,21 +276,18 @@ class Meeting(Generic[Result]):
 
     def stranger_refusal(self, hello: Hello) -> str:
         """Return why the sender of a hello is no member of this world; "" if it is one."""
-        return self.identity.refusal(hello, self._role)
+        return self.identity.refusal_reason(hello, self._role)
 
     def unexpected_refusal(self, hello: Hello) -> str:
         """Return the text that refuses a member which this process does not expect to dial."""
         detail = f", {hello.role} {hello.detail!r}" if hello.detail else ""
         return f"process {hello.member}{detail} is not expected to call process {self.identity.member}"
 
-    def _admit(self, admitted: list[Place], hello: Hello) -> Hello | str:
-        """Reserve the place of a connection that another process has dialled; return this side's hello.
+    def _admit_dialler(self, admitted: list[Place], hello: Hello) -> Hello | str:
+        """Reserve the place of a connection, add it to `admitted`, and return this side's hello.
 
-        If the connection is refused, the reason is returned as text, and nothing is reserved.
-
-        Args:
-            admitted: List to which the reserved place is added.
-            hello: Hello of the other process; its detail is the index of the connection.
+        The detail of the other hello is the index of the connection. If the connection is refused, the reason is
+        returned as text, and nothing is reserved.
         """
         # no place has the index -1
         place = hello.member, int(hello.detail) if hello.detail.isdecimal() else -1
@@ -306,7 +299,7 @@ class Meeting(Generic[Result]):
             return f"{hello.role} {hello.detail} of process {hello.member} has already joined"
         self._reserved.add(place)
         admitted.append(place)
-        return self.hello(hello.detail)
+        return self.make_hello(hello.detail)
 
 
 class ListeningSockets:
@@ -392,7 +385,7 @@ class ListeningSockets:
             finally:
                 free_places.release()
 
-        async def accept(listener: socket.socket) -> None:
+        async def accept_connections(listener: socket.socket) -> None:
             """Accept the connections of a listener, as long as few handshakes are unfinished."""
             while True:
                 await free_places.acquire()
@@ -409,7 +402,7 @@ class ListeningSockets:
 
         async with trio.open_nursery() as nursery:
             for listener in listeners:
-                nursery.start_soon(accept, listener)
+                nursery.start_soon(accept_connections, listener)
 
 
 def _make_bound_socket(address: str, port: int) -> socket.socket:
@@ -432,7 +425,7 @@ def address_family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-def keep_alive(setsockopt: Callable[[int, int, int], None], idle_s: float, silence_s: float | None) -> None:
+def set_keep_alive_options(setsockopt: Callable[[int, int, int], None], idle_s: float, silence_s: float | None) -> None:
     """Set TCP options: short messages leave at once, and a connection breaks if the other host does not answer.
 
     Args:

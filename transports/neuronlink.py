@@ -27,7 +27,7 @@ from transports.failures import ArgumentError, TransportClosedError, TransportEr
 from transports.matching.ends import Lane, MessageEnd, Receive, Send, pop_first
 from transports.request import Done, Request
 from transports.signature import OPEN_SIGNATURE, PlainSignature, Signature
-from transports.wire import OPEN, Envelope, Wire, check_tag, describe_ranks, watching
+from transports.wire import OPEN, Envelope, Wire, add_to_watchers, check_tag, describe_ranks
 
 #: From this size on, `NeuronLink` copies in a worker thread, because the copy of a GiB would block the event loop for a
 #: tenth of a second or more. A shorter copy takes no longer than waking a thread (about 100 us).
@@ -156,7 +156,7 @@ class NeuronLink(Transport):
         await cancel_shielded_checkpoint()
 
     def _mailbox_at(self, rank: int) -> _Mailbox:
-        """Return the mailbox of a rank; `ArgumentError` if the rank is not here."""
+        """Raise `ArgumentError` if the rank is not here."""
         try:
             return self.mailboxes[rank]
         except KeyError:
@@ -178,7 +178,7 @@ class NeuronLink(Transport):
         check_tag(tag)
         self._mailbox_at(peer)
         if self._closed:
-            raise TransportClosedError("the transport has been closed", src=src, dst=dst, tag=tag)
+            raise TransportClosedError("the transport has been closed; make another one", src=src, dst=dst, tag=tag)
         return self.mailboxes[dst]
 
     def match(self, sender: Send, receiver: _LocalReceive) -> None:
@@ -200,18 +200,18 @@ class NeuronLink(Transport):
             self.end((receiver, None), (sender, None))
         else:
             self._copies.append((sender, receiver))
-            self._copy_in_threads()
+            self._start_waiting_copies()
 
     def _refuse_mismatch(self, sender: Send, receiver: _LocalReceive) -> bool:
         """End a send and its receive with errors if they differ; return whether they did.
 
         They do not differ if the receive is of any length: it then gets its length, and its memory, here.
         """
-        error = receiver.refusal(sender.nbytes, _to_plain(sender.signature))
+        error = receiver.refusal(sender.nbytes, _to_plain_signature(sender.signature))
         if error is None:
             return False
         expected_bytes = sender.nbytes if receiver.nbytes == OPEN else receiver.nbytes
-        theirs = _to_plain(receiver.signature)
+        theirs = _to_plain_signature(receiver.signature)
         mismatch = sender.mismatch(theirs, sent_bytes=sender.nbytes, expected_bytes=expected_bytes)
         self.end((receiver, error), (sender, mismatch or sender.refused_error()))
         return True
@@ -234,7 +234,7 @@ class NeuronLink(Transport):
         finally:
             self._notifying = False
 
-    def _copy_in_threads(self) -> None:
+    def _start_waiting_copies(self) -> None:
         """Start waiting copies, one in each idle thread."""
         while self._copies and self._idle_threads:
             sender, receiver = self._copies.popleft()
@@ -247,7 +247,7 @@ class NeuronLink(Transport):
     def _finish_copy(self, sender: Send, receiver: _LocalReceive) -> None:
         """End the send and the receive of a copied message, and start the next copy. The event loop calls it."""
         self._idle_threads += 1
-        self._copy_in_threads()
+        self._start_waiting_copies()
         self.end((receiver, None), (sender, None))
 
 
@@ -319,7 +319,7 @@ class _NeuronLinkWire(Wire):
         envelopes: list[Envelope] = []
         for (src, dst, lane_tag), sends in self._link.mailboxes[self.rank].sends.items():
             for send in sends if tag in (None, lane_tag) else ():
-                signature, nbytes, since_ns = _to_plain(send.signature), send.nbytes, send.since_ns
+                signature, nbytes, since_ns = _to_plain_signature(send.signature), send.nbytes, send.since_ns
                 envelopes.append(
                     Envelope(src=src, dst=dst, tag=lane_tag, nbytes=nbytes, since_ns=since_ns, signature=signature)
                 )
@@ -327,7 +327,7 @@ class _NeuronLinkWire(Wire):
 
     def watch(self, notify: Callable[[], None]) -> AbstractContextManager[None]:
         """Call a function, for the length of a block, whenever a send arrives or the transport closes."""
-        return watching([self._link.mailboxes[self.rank].watchers], notify)
+        return add_to_watchers([self._link.mailboxes[self.rank].watchers], notify)
 
 
 def _call_in_loop(token: trio.lowlevel.TrioToken, function: Callable[[], None], _: object) -> None:
@@ -336,6 +336,6 @@ def _call_in_loop(token: trio.lowlevel.TrioToken, function: Callable[[], None], 
         token.run_sync_soon(function)
 
 
-def _to_plain(signature: Signature | None) -> PlainSignature:
-    """Return the values of a signature, as the other end of a message gets them; None is the open signature."""
+def _to_plain_signature(signature: Signature | None) -> PlainSignature:
+    """Return the values as the other end of a message gets them; None is the open signature."""
     return OPEN_SIGNATURE if signature is None else PlainSignature(signature.fingerprint, signature.text)

@@ -62,7 +62,6 @@ def by_kind(
     """
 
     def find_speed(src: int, dst: int) -> LinkSpeed | None:
-        """Return the speed of the link between two ranks; None: it is not limited."""
         kind = kind_of(src, dst)
         if kind not in speeds:
             raise ArgumentError(f"no speed for links of kind {kind!r}; speeds names {', '.join(map(repr, speeds))}")
@@ -126,7 +125,7 @@ class PlannedWire:
         place = bisect_right(self._queue, urgency, key=lambda other: other.urgency)
         # more urgent than the message that is leaving now
         if place == 0:
-            self._interrupt_first(now_s)
+            self._interrupt_first_transfer(now_s)
         self._queue.insert(place, transfer)
         self._plan_times_from(place)
         return transfer
@@ -140,11 +139,11 @@ class PlannedWire:
         if transfer.sent_at_s <= now_s:
             return
         if self._queue and transfer is self._queue[0]:
-            self._interrupt_first(now_s)
+            self._interrupt_first_transfer(now_s)
         if transfer in self._queue:
             place = self._queue.index(transfer)
             del self._queue[place]
-            self._forget_tag(transfer)
+            self._forget_last_of_tag(transfer)
             self._plan_times_from(place)
 
     def _drop_departed(self, now_s: float) -> None:
@@ -154,7 +153,7 @@ class PlannedWire:
         if not self._queue:
             self._busy_until_s = max(self._busy_until_s, now_s)
 
-    def _interrupt_first(self, now_s: float) -> None:
+    def _interrupt_first_transfer(self, now_s: float) -> None:
         """Let the plan begin at the next quantum boundary of the message that is leaving; nothing if none is.
 
         Bytes that leave before the boundary are no longer part of the plan.
@@ -182,10 +181,10 @@ class PlannedWire:
         """Remove the first message of the queue, whose last byte has left, from the plan."""
         first = self._queue.pop(0)
         self._busy_until_s = first.sent_at_s
-        self._forget_tag(first)
+        self._forget_last_of_tag(first)
 
-    def _forget_tag(self, transfer: PlannedTransfer) -> None:
-        """Remove a message from `_last_of_tag`, so that later messages of its tag need not follow it."""
+    def _forget_last_of_tag(self, transfer: PlannedTransfer) -> None:
+        """Let later messages of a transfer's tag begin without regard to it."""
         if self._last_of_tag.get(transfer.tag) is transfer:
             del self._last_of_tag[transfer.tag]
 

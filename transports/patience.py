@@ -45,7 +45,6 @@ def leave_core() -> bool:
 
 @cache
 def _libc() -> ctypes.CDLL:
-    """Return the C library."""
     return ctypes.CDLL(None)
 
 
@@ -69,7 +68,7 @@ class Crowding:
         # so long ago that the first move is not delayed
         self._left_s, self._pause_s = clock_s() - _LONGEST_S, _FIRST_S
 
-    def leave_if_shared(self, others_ran_s: float) -> bool:
+    def leave_shared_core(self, others_ran_s: float) -> bool:
         """Move the calling thread to another core if other threads need this one; return whether it moved.
 
         If a move was tried shortly before, nothing happens, and the result is False.
@@ -103,7 +102,8 @@ _GIVEN_UP = 64
 class Patience:
     """Decides for how long to poll before sleeping, by the success of recent polls.
 
-    Each call of `take` that returns more than 0 is followed by a poll, and then by `learn` or `give_up`.
+    Each call of `next_poll_s` that returns more than 0 is followed by a poll, and then by `record_poll` or
+    `pause_polling`.
 
     Polling saves the 15 us and more that it takes to wake a process. Measured for a message of 8 bytes between 2
     processes that share memory, without a framework around it: 5 us with polls of 50 us, 33 us without.
@@ -118,7 +118,7 @@ class Patience:
         self._failed = self._passed_over = 0
         self._probe = _PROBE
 
-    def take(self) -> float:
+    def next_poll_s(self) -> float:
         """Return how many seconds to poll now: the duration of a poll, or 0 if recent polls have failed."""
         if self._failed < _TRIES:
             return self._look_s
@@ -126,11 +126,11 @@ class Patience:
         self._passed_over = (self._passed_over + 1) % self._probe
         return 0.0 if self._passed_over else self._look_s
 
-    def learn(self, *, came: bool) -> None:
+    def record_poll(self, *, came: bool) -> None:
         """Record the success of a poll: `came` if the awaited message came during it."""
         self._failed, self._probe = (0 if came else self._failed + 1), _PROBE
 
-    def leave_if_crowded(self, others_ran_s: float) -> bool:
+    def leave_crowded_core(self, others_ran_s: float) -> bool:
         """Move the thread to another core if others have just used this one for long; return whether it moved.
 
         If it moved, the poll may continue, because it holds up no other thread now.
@@ -138,9 +138,9 @@ class Patience:
         Args:
             others_ran_s: How many seconds other threads have just run on this core.
         """
-        return self._crowding is not None and self._crowding.leave_if_shared(others_ran_s)
+        return self._crowding is not None and self._crowding.leave_shared_core(others_ran_s)
 
-    def give_up(self) -> None:
-        """Record that the poll has held up other threads, so that the next calls of `take` return 0."""
+    def pause_polling(self) -> None:
+        """Record that the poll has held up other threads, so that the next calls of `next_poll_s` return 0."""
         # as after many failures; only the `_GIVEN_UP`-th call polls again
         self._failed, self._passed_over, self._probe = _TRIES, 0, _GIVEN_UP

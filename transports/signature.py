@@ -29,14 +29,14 @@ class Signature(Protocol):
         """Description of the call, at most `TEXT_BYTES` long; only errors and receives of any length read it."""
 
     def agrees(self, theirs: int) -> bool:
-        """Whether the other end's fingerprint may be of the same call, see `parts_agree`."""
+        """Whether the other end's fingerprint may be of the same call, see `fingerprints_agree`."""
 
 
-def parts_agree(first: int, second: int) -> bool:
+def fingerprints_agree(first: int, second: int) -> bool:
     """Return whether each part of two fingerprints (see `PARTS`) is equal, or is 0 (open) on one side.
 
     >>> shape_2, shape_3, same_kind_any_shape = 1 << 40 | 2, 1 << 40 | 3, 1 << 40
-    >>> parts_agree(shape_2, shape_3), parts_agree(shape_2, same_kind_any_shape)
+    >>> fingerprints_agree(shape_2, shape_3), fingerprints_agree(shape_2, same_kind_any_shape)
     (False, True)
     """
     difference = first ^ second
@@ -57,8 +57,8 @@ class PlainSignature:
     text: bytes = b""
 
     def agrees(self, theirs: int) -> bool:
-        """Whether another fingerprint may be of the same call, see `parts_agree`."""
-        return parts_agree(self.fingerprint, theirs)
+        """Whether another fingerprint may be of the same call, see `fingerprints_agree`."""
+        return fingerprints_agree(self.fingerprint, theirs)
 
 
 #: The signature of messages without one: it agrees with all.

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import trio
 
 from transports.frame import LOCAL_CHUNK_BYTES
-from transports.meeting import keep_alive
+from transports.meeting import set_keep_alive_options
 
 #: A link is lost after this long without an answer of the kernel, which answers for busy processes, too. TCP
 #: sends bytes under way again after 3 s for the last time before that, and next after 6 s (RFC 6298, from 0.2 s).
@@ -156,11 +156,7 @@ class Health:
 
 
 def _adapt_to_losses(connection: socket.socket) -> str:
-    """Set the options for lossy networks that the system has and permits.
-
-    Returns:
-        The end of a sentence on them, such as ", from now on by bbr and after 10 ms"; "" if none could be set.
-    """
+    """Set the options for lossy networks that the system permits; return the end of a sentence on them, or ""."""
     descriptions = []
     with suppress(OSError, AttributeError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _LOSSY_CONGESTION)
@@ -175,7 +171,7 @@ def _adapt_to_losses(connection: socket.socket) -> str:
 # -- options ----------------------------------------------------------------------------------------------------------
 
 
-def set_options(connection: socket.socket, silence_s: float | None) -> None:
+def prepare_socket(connection: socket.socket, silence_s: float | None) -> None:
     """Make a socket non-blocking, and set its options, before it is connected or right after.
 
     A Unix socket gets small buffers. A TCP socket sends short messages at once, and probes idle connections.
@@ -189,7 +185,7 @@ def set_options(connection: socket.socket, silence_s: float | None) -> None:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connection.setsockopt(socket.SOL_SOCKET, option, _UNIX_BUFFER_BYTES)
         return
-    keep_alive(connection.setsockopt, LOST_S, silence_s)
+    set_keep_alive_options(connection.setsockopt, LOST_S, silence_s)
 
 
 def tune_connection(connection: socket.socket, report: Callable[[str], None]) -> None:
@@ -211,11 +207,11 @@ def tune_connection(connection: socket.socket, report: Callable[[str], None]) ->
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _LOCAL_CONGESTION)
     elif (seen := tcp_info(connection)) is not None and seen.round_trip_s <= _NEAR_S:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _NEAR_UNSENT_BYTES)
-        _bound_send_buffer(connection, report)
+        _limit_send_buffer(connection, report)
         _stop_pacing(connection, report)
 
 
-def _bound_send_buffer(connection: socket.socket, report: Callable[[str], None]) -> None:
+def _limit_send_buffer(connection: socket.socket, report: Callable[[str], None]) -> None:
     """Set the size of the send buffer; if the system's limit is lower, leave it unchanged, and report that."""
     try:
         most = int(_WMEM_MAX.read_text(encoding="ascii"))

@@ -114,7 +114,7 @@ class _NoPair(Exception):
 
 
 def _call_make_pair(make_pair: MakePair) -> AbstractAsyncContextManager[tuple[Wire, Wire]]:
-    """Call `make_pair`; `ArgumentError` unless it returns an asynchronous context manager."""
+    """Raise `ArgumentError` unless `make_pair` returns an asynchronous context manager."""
     expected = "make_pair: expected a function that returns an asynchronous context manager of two wires"
     if not callable(make_pair):
         raise ArgumentError(f"{expected}, got {make_pair!r}")
@@ -134,13 +134,9 @@ def _check_endpoints(ends: object) -> tuple[Wire, Wire]:
 
 
 def _describe_failure(name: str, cause: BaseException, check: Rule, scale: Scale) -> str:
-    """Return the text of a failed check: what failed, how to run the check alone, and the promise.
+    """Return what failed, how to run the check alone, and the promise: the first paragraph of the check's docstring.
 
-    Args:
-        name: Name of the check.
-        cause: The error that ended the check. The text of a `BrokenPromise` already has the promise.
-        check: The check; the first paragraph of its docstring is the promise.
-        scale: The limits under which it ran.
+    The text of a `BrokenPromise` already has the promise.
     """
     again = f"run it alone: check_transport(make_pair, only=[{name!r}])"
     if isinstance(cause, BrokenPromise):

@@ -228,7 +228,7 @@ class Wire(ABC):
         Arguments and errors are as of `begin_send`. Errors with which the request ends, such as `LengthMismatchError`,
         are raised as well.
         """
-        await finish(partial(self.begin_send, dst, tag, data, priority=priority, signature=signature))
+        await begin_and_wait(partial(self.begin_send, dst, tag, data, priority=priority, signature=signature))
 
     async def recv_into(self, src: int, tag: int, out: Buffer, *, signature: Signature | None = None) -> None:
         """Receive into ``out``, a buffer of exactly the length of the message, and wait for the end.
@@ -236,7 +236,7 @@ class Wire(ABC):
         Other arguments and errors are as of `begin_recv`.
         """
         view = as_bytes(out, name="out", writable=True)
-        await finish(partial(self.begin_recv, src, tag, view, view.nbytes, signature=signature))
+        await begin_and_wait(partial(self.begin_recv, src, tag, view, view.nbytes, signature=signature))
 
     async def recv(self, src: int, tag: int, nbytes: int, *, signature: Signature | None = None) -> Delivery:
         """Receive a message on loan, and wait for it; the caller releases the returned delivery.
@@ -252,7 +252,7 @@ class Wire(ABC):
         """
         if nbytes < 0:
             raise ArgumentError(f"nbytes is {nbytes}; a message has 0 bytes or more")
-        request = await finish(partial(self.begin_recv, src, tag, None, nbytes, signature=signature))
+        request = await begin_and_wait(partial(self.begin_recv, src, tag, None, nbytes, signature=signature))
         assert request is not None, "only a send may have left at once"
         return request.delivery()
 
@@ -309,7 +309,7 @@ class Wire(ABC):
         return f"<{type(self).__name__} of rank {self.rank}>"
 
 
-async def finish(begin: Callable[..., Request | None]) -> Request | None:
+async def begin_and_wait(begin: Callable[..., Request | None]) -> Request | None:
     """Begin a message, wait for its end, and raise its error; withdraw it if the task is cancelled.
 
     Args:
@@ -324,7 +324,7 @@ async def finish(begin: Callable[..., Request | None]) -> Request | None:
     raise_cancelled: RaiseCancelT | None = None  # once the task is cancelled
 
     def done(request: Request) -> None:
-        """Wake the task, unless its cancellation has withdrawn the request."""
+        """Notify the task, unless its cancellation has withdrawn the request."""
         # without a task the end came within `begin`, and nobody sleeps
         if task is None or (cancelling and request.withdrawn):
             return
@@ -360,7 +360,7 @@ async def finish(begin: Callable[..., Request | None]) -> Request | None:
 
 
 @contextmanager
-def watching(watchers: Sequence[list[Callable[[], None]]], notify: Callable[[], None]) -> Iterator[None]:
+def add_to_watchers(watchers: Sequence[list[Callable[[], None]]], notify: Callable[[], None]) -> Iterator[None]:
     """Add `notify` to lists of callbacks for the length of a block.
 
     Args:

@@ -150,7 +150,7 @@ class RelayedRequest(Request):
 
     def begin(self) -> None:
         """Begin the message at the inner wire, unless the request has ended; errors are those of the inner wire."""
-        self._leave()
+        self._call_leave()
         if self.ended:
             return
         begun = self._begin(done=self._on_end)
@@ -160,14 +160,14 @@ class RelayedRequest(Request):
         elif not self.ended:
             self._inner = begun
 
-    def _leave(self) -> None:
+    def _call_leave(self) -> None:
         """Call `leave`, once."""
         leave, self.leave = self.leave, None
         if leave is not None:
             leave()
 
     def _on_end(self, inner: Request) -> None:
-        """End this request like the inner one; an error of `fail` takes precedence. The inner request calls it."""
+        """End this request like the inner one, which calls it; an error of `fail` takes precedence."""
         self.nbytes, self.theirs, self._inner = inner.nbytes, inner.theirs, inner
         self.end(self.error or inner.error, withdrawn=inner.withdrawn and self.error is None)
 
@@ -177,7 +177,7 @@ class RelayedRequest(Request):
             self._inner.withdraw()
             self.matched = self._inner.matched
         elif not self.ended:
-            self._leave()
+            self._call_leave()
             self.end(self.error, withdrawn=self.error is None)
 
     def fail(self, error: Exception) -> None:
@@ -194,7 +194,7 @@ class RelayedRequest(Request):
         return self._inner.delivery()
 
 
-class Later:
+class DelayedMessages:
     """Holds messages until their planned times; one task, `run`, begins each at its time.
 
     Messages of a lane (src, dst, tag) keep the order of their calls: a message whose time has come waits for earlier
@@ -222,7 +222,7 @@ class Later:
             TransportClosedError: The transport is not open.
         """
         if not self.runs:
-            raise TransportClosedError("the transport is not open", **lane_fields(lane))
+            raise TransportClosedError("the transport is not open; use it inside its `async with`", **lane_fields(lane))
         self._lanes.setdefault(lane, deque()).append(request)
         request.leave = partial(self.drop, lane, request)
 
@@ -245,9 +245,9 @@ class Later:
         queue = self._lanes.get(lane, ())
         if request in queue:
             self._lanes[lane].remove(request)
-            self._begin_due(lane)
+            self._begin_due_messages(lane)
 
-    def _begin_due(self, lane: _Lane) -> None:
+    def _begin_due_messages(self, lane: _Lane) -> None:
         """Begin the messages of a lane that are due, up to the first that is not."""
         queue = self._lanes[lane]
         while queue and queue[0].due:
@@ -272,7 +272,7 @@ class Later:
                     # a message whose time was changed has an entry for each time; only the last one counts
                     if due_s == request.due_s and not request.ended and not request.due:
                         request.due = True
-                        self._begin_due(lane)
+                        self._begin_due_messages(lane)
                 with trio.CancelScope(deadline=self._heap[0][0] if self._heap else math.inf) as scope:
                     await self._changed.wait()
                 if scope.cancelled_caught:
@@ -296,7 +296,7 @@ class Delaying(Wrapper):
 
     def __init__(self, inner: Transport) -> None:
         super().__init__(inner)
-        self.later: Later = Later()
+        self.later: DelayedMessages = DelayedMessages()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Self]:

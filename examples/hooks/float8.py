@@ -25,14 +25,14 @@ def float8(dtype: type = ml_dtypes.float8_e4m3fn) -> parallel.Hook:
             return np.float32(1)
         return np.float32(ldexp(1.0, max(-126, min(frexp(top)[1] - frexp(value)[1] - 1, 126))))
 
-    def narrowed(values: np.ndarray, largest: np.ndarray, ranks: int) -> np.ndarray:
+    def narrow_values(values: np.ndarray, largest: np.ndarray, ranks: int) -> np.ndarray:
         padded = np.concatenate([values, np.zeros(-values.size % ranks, values.dtype)])
         return (padded.astype(np.float32) * scale_of(largest)).astype(dtype)
 
-    def mean(pieces: np.ndarray, ranks: int) -> np.ndarray:
+    def mean_of_pieces(pieces: np.ndarray, ranks: int) -> np.ndarray:
         return pieces.reshape(ranks, -1).astype(np.float32).mean(axis=0).astype(dtype)
 
-    def widened(means: np.ndarray, largest: np.ndarray, like: np.ndarray) -> np.ndarray:
+    def widen_values(means: np.ndarray, largest: np.ndarray, like: np.ndarray) -> np.ndarray:
         return (means[: like.size].astype(np.float32) / scale_of(largest)).astype(like.dtype)
 
     async def hook(bucket: parallel.GradientBucket) -> np.ndarray:
@@ -40,9 +40,11 @@ def float8(dtype: type = ml_dtypes.float8_e4m3fn) -> parallel.Hook:
         cost = {"stream": "hooks", "bytes_moved": 2 * bucket.buffer.nbytes}
         own = rank.compute(lambda values: np.array([np.abs(values).max(initial=0)], "f8"), bucket.buffer, **cost)
         largest = await group.all_reduce(await own, op="max", priority=priority)
-        sent = await rank.compute(narrowed, bucket.buffer, largest, group.size, **cost)
+        sent = await rank.compute(narrow_values, bucket.buffer, largest, group.size, **cost)
         pieces = await group.all_to_all(sent, priority=priority)
-        means = await group.all_gather(await rank.compute(mean, pieces, group.size, **cost), priority=priority)
-        return await rank.compute(widened, means, largest, bucket.buffer, **cost)
+        means = await group.all_gather(
+            await rank.compute(mean_of_pieces, pieces, group.size, **cost), priority=priority
+        )
+        return await rank.compute(widen_values, means, largest, bucket.buffer, **cost)
 
     return hook

@@ -23,50 +23,56 @@ def power_sgd(columns: int = 4, *, warm_up: int = 10, seed: int = 0) -> parallel
         state["calls"] = state.get("calls", 0) + 1
         if state["calls"] <= warm_up:
             return await group.all_reduce(bucket.buffer, op="mean", priority=priority)
-        thin, whole = parts(bucket.shapes, columns)
+        thin, whole = divide_shapes(bucket.shapes, columns)
         if "q" not in state:
             random = np.random.default_rng([seed, bucket.index])
-            state["q"] = [orthogonal(random.standard_normal((m, r), np.float32)) for _, _, m, r in thin]
+            state["q"] = [orthogonal_basis(random.standard_normal((m, r), np.float32)) for _, _, m, r in thin]
             state["error"] = np.zeros(bucket.buffer.size, np.float32)
         a = state["error"]
         matrices = [a[place].reshape(n, m) for place, n, m, _ in thin]  # views: what is left in them is the error
 
-        def first(gradient: np.ndarray) -> np.ndarray:
+        def project_gradient(gradient: np.ndarray) -> np.ndarray:
             np.add(a, gradient, out=a, casting="unsafe")
             products = [matrix @ q for matrix, q in zip(matrices, state["q"], strict=True)]
-            return flat([*products, *(a[place] for place in whole)])
+            return join_flat([*products, *(a[place] for place in whole)])
 
-        def second(sent: np.ndarray) -> np.ndarray:
-            *products, _ = split(sent, [(n, r) for _, n, _, r in thin])
-            state["p"], back = [orthogonal(product) for product in products], []
+        def project_back(sent: np.ndarray) -> np.ndarray:
+            *products, _ = split_by_shapes(sent, [(n, r) for _, n, _, r in thin])
+            state["p"], back = [orthogonal_basis(product) for product in products], []
             for matrix, p in zip(matrices, state["p"], strict=True):
                 back.append(matrix.T @ p)
                 matrix -= p @ back[-1].T
             for place in whole:
                 a[place] = 0
-            return flat(back)
+            return join_flat(back)
 
-        def third(sent: np.ndarray, received: np.ndarray) -> np.ndarray:
+        def restore_mean(sent: np.ndarray, received: np.ndarray) -> np.ndarray:
             mean = np.empty(a.size, np.float32)
-            *means, _ = split(received, [(m, r) for _, _, m, r in thin])
+            *means, _ = split_by_shapes(received, [(m, r) for _, _, m, r in thin])
             for (place, *_), p, q in zip(thin, state["p"], means, strict=True):
                 mean[place] = (p @ q.T).reshape(-1)
-            *_, rest = split(sent, [(n, r) for _, n, _, r in thin])
-            for place, part in zip(whole, split(rest, [(place.stop - place.start,) for place in whole]), strict=False):
+            *_, rest = split_by_shapes(sent, [(n, r) for _, n, _, r in thin])
+            for place, part in zip(
+                whole, split_by_shapes(rest, [(place.stop - place.start,) for place in whole]), strict=False
+            ):
                 mean[place] = part
-            state["q"] = [orthogonal(q) for q in means]
+            state["q"] = [orthogonal_basis(q) for q in means]
             return mean.astype(bucket.buffer.dtype)
 
         cost = {"stream": "hooks", "bytes_moved": 2 * columns * bucket.buffer.nbytes}
-        products = await bucket.rank.compute(first, bucket.buffer, **cost)
+        products = await bucket.rank.compute(project_gradient, bucket.buffer, **cost)
         sent = await group.all_reduce(products, op="mean", priority=priority)
-        received = await group.all_reduce(await bucket.rank.compute(second, sent, **cost), op="mean", priority=priority)
-        return await bucket.rank.compute(third, sent, received, **cost)
+        received = await group.all_reduce(
+            await bucket.rank.compute(project_back, sent, **cost), op="mean", priority=priority
+        )
+        return await bucket.rank.compute(restore_mean, sent, received, **cost)
 
     return hook
 
 
-def parts(shapes: tuple[tuple[int, ...], ...], columns: int) -> tuple[list[tuple[slice, int, int, int]], list[slice]]:
+def divide_shapes(
+    shapes: tuple[tuple[int, ...], ...], columns: int
+) -> tuple[list[tuple[slice, int, int, int]], list[slice]]:
     """Return (place in the bucket, rows, columns, thin columns) of matrices that shrink, and places of other parts."""
     thin, whole, start = [], [], 0
     for shape in shapes:
@@ -80,17 +86,17 @@ def parts(shapes: tuple[tuple[int, ...], ...], columns: int) -> tuple[list[tuple
     return thin, whole
 
 
-def flat(arrays: list[np.ndarray]) -> np.ndarray:
+def join_flat(arrays: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.empty(0, np.float32), *(array.reshape(-1) for array in arrays)])
 
 
-def split(values: np.ndarray, shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
+def split_by_shapes(values: np.ndarray, shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
     """Return an array of each shape, and what is behind them."""
     *arrays, rest = np.split(values, np.cumsum([prod(shape) for shape in shapes], dtype=int))
     return [*(array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True)), rest]
 
 
-def orthogonal(matrix: np.ndarray) -> np.ndarray:
+def orthogonal_basis(matrix: np.ndarray) -> np.ndarray:
     """Return an orthogonal basis of the columns by Gram and Schmidt; a dependent column becomes 0."""
     basis = matrix.astype(np.float32)  # a copy
     for column in range(basis.shape[1]):

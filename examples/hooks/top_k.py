@@ -15,14 +15,14 @@ from overlap import parallel
 def top_k(density: float = 0.01) -> parallel.Hook:
     """Return a hook that sends this share of a bucket's gradients; the rest is in `bucket.state["error"]`."""
 
-    def largest(values: np.ndarray, error: np.ndarray, entries: int) -> np.ndarray:
+    def take_largest(values: np.ndarray, error: np.ndarray, entries: int) -> np.ndarray:
         error += values.astype(np.float32, copy=False)
         places = np.sort(np.argpartition(np.abs(error), error.size - entries)[error.size - entries :])
         sent = error[places]
         error[places] = 0
         return np.concatenate([places.astype(np.uint32), sent.view(np.uint32)])
 
-    def mean(everything: np.ndarray, ranks: int, like: np.ndarray) -> np.ndarray:
+    def mean_of_entries(everything: np.ndarray, ranks: int, like: np.ndarray) -> np.ndarray:
         total = np.zeros(like.size, np.float32)
         for places, values in everything.reshape(ranks, 2, -1):  # no place comes twice from one rank
             total[places] += values.view(np.float32)
@@ -33,8 +33,8 @@ def top_k(density: float = 0.01) -> parallel.Hook:
         error = bucket.state.setdefault("error", np.zeros(bucket.buffer.size, np.float32))
         cost = {"stream": "hooks", "bytes_moved": 6 * bucket.buffer.nbytes}
         # The function changes the error, and arguments are read-only: it is bound by the lambda.
-        sent = bucket.rank.compute(lambda values: largest(values, error, entries), bucket.buffer, **cost)
+        sent = bucket.rank.compute(lambda values: take_largest(values, error, entries), bucket.buffer, **cost)
         everything = await bucket.group.all_gather(await sent, priority=bucket.priority)
-        return await bucket.rank.compute(mean, everything, bucket.group.size, bucket.buffer, **cost)
+        return await bucket.rank.compute(mean_of_entries, everything, bucket.group.size, bucket.buffer, **cost)
 
     return hook

@@ -31,7 +31,7 @@ class Classifier(nn.Sequential):
         return (self(x).argmax(1) == y).float().mean().item()
 
 
-def tensors() -> list[tuple[Tensor, Tensor]]:
+def digit_tensors() -> list[tuple[Tensor, Tensor]]:
     """Return images and labels to learn from, and others to be asked about."""
 
     def of(part: Digits) -> tuple[Tensor, Tensor]:

@@ -233,16 +233,16 @@ class GPT:
 
     def flat_gradient(self, weights: Array, x: Array, y: Array) -> tuple[Array, float]:
         """Return the result of `gradients` for weights in one flat array, as one."""
-        found, loss = self.gradients(tree(self.weights(), weights), x, y)
-        return flat(found), loss
+        found, loss = self.gradients(unflatten_weights(self.weights(), weights), x, y)
+        return flatten_weights(found), loss
 
 
-def flat(weights: dict[str, Weights]) -> Array:
+def flatten_weights(weights: dict[str, Weights]) -> Array:
     """Return all weights in one array, in the order of layers."""
     return np.concatenate([w.reshape(-1) for layer in weights.values() for w in layer.values()])
 
 
-def tree(like: dict[str, Weights], weights: Array) -> dict[str, Weights]:
+def unflatten_weights(like: dict[str, Weights], weights: Array) -> dict[str, Weights]:
     """Return parts of one array in the form of other weights."""
     found, start = {}, 0
     for layer, old in like.items():
@@ -253,12 +253,12 @@ def tree(like: dict[str, Weights], weights: Array) -> dict[str, Weights]:
     return found
 
 
-def mean(a: Weights, b: Weights) -> Weights:
+def mean_gradients(a: Weights, b: Weights) -> Weights:
     """Return the mean of the gradients of two halves of a batch, array by array."""
     return {name: (a[name] + b[name]) / 2 for name in a}
 
 
-def part(weights: dict[str, Weights], index: int, parts: int) -> dict[str, Weights]:
+def tensor_rank_part(weights: dict[str, Weights], index: int, parts: int) -> dict[str, Weights]:
     """Return a tensor rank's part of all weights: of each layer some heads and some units, the rest whole."""
     axes = {"qkv": 2, "out": 0, "up": 1, "down": 0}
 

@@ -7,7 +7,9 @@ BLOCKS, HIDDEN = 4, 4096  # a block has two matrices, of 4 HIDDEN^2 weights each
 Shapes = dict[str, dict[str, object]]
 
 
-def build(rank: overlap.Rank, group: overlap.Group, tokens: int, blocks: range) -> tuple[dict[str, Layer], Shapes]:
+def build_layers(
+    rank: overlap.Rank, group: overlap.Group, tokens: int, blocks: range
+) -> tuple[dict[str, Layer], Shapes]:
     """Return layers, and weights without data, of some blocks; a group has a part of each.
 
     Args:
@@ -27,7 +29,7 @@ def build(rank: overlap.Rank, group: overlap.Group, tokens: int, blocks: range) 
     return layers, weights
 
 
-def step(rank: overlap.Rank, model: object, layers: dict[str, Layer], tokens: int, parts: int) -> None:
+def issue_step(rank: overlap.Rank, model: object, layers: dict[str, Layer], tokens: int, parts: int) -> None:
     """Issue a step of a batch that goes through in parts, one of which computes while another is added up."""
     xs, kept = [rank.empty((tokens, HIDDEN))] * parts, {}
     for name, layer in layers.items():
@@ -39,7 +41,7 @@ def step(rank: overlap.Rank, model: object, layers: dict[str, Layer], tokens: in
     model.step()
 
 
-def pipeline(
+def make_pipeline(
     rank: overlap.Rank,
     model: object,
     layers: dict[str, Layer],

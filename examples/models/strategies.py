@@ -21,24 +21,26 @@ MICROBATCHES = 8
 TP = 8  # neighbouring cores
 
 
-def _same(_: object, x: Any) -> Any:
+def _stand_for_product(_: object, x: Any) -> Any:
     """Stand for a product: only its shape and time matter."""
     return x
 
 
 async def data_parallel(rank: Rank, steps: int, overlapped: bool) -> None:
     """Wait for each layer and average all gradients at the end, or hand gradients over as they come."""
-    await _loop(rank, parallel.DataParallel(rank, _weights(rank), optimizer=parallel.SGD(0.1)), steps, overlapped)
+    await _train_by_layers(
+        rank, parallel.DataParallel(rank, _weights(rank), optimizer=parallel.SGD(0.1)), steps, overlapped
+    )
 
 
 async def zero(rank: Rank, steps: int, overlapped: bool) -> None:
     """Gather a layer's weights when its turn comes (ZeRO-3), or a layer ahead."""
     depth = 1 if overlapped else 0
     model = parallel.Sharded(rank, _weights(rank), optimizer=parallel.SGD(0.1), stage=3, depth=depth)
-    await _loop(rank, model, steps, overlapped)
+    await _train_by_layers(rank, model, steps, overlapped)
 
 
-async def _loop(rank: Rank, model: Any, steps: int, overlapped: bool) -> None:
+async def _train_by_layers(rank: Rank, model: Any, steps: int, overlapped: bool) -> None:
     """Train by the loop that users write; without overlap it waits for each compute, and reduces at the end."""
     names = [f"layer{i}" for i in range(LAYERS)]
     gradient = rank.empty((HIDDEN, HIDDEN))
@@ -46,12 +48,12 @@ async def _loop(rank: Rank, model: Any, steps: int, overlapped: bool) -> None:
         with rank.step(step):
             x, backs = cast("Any", rank.empty((TOKENS, HIDDEN))), dict[str, Any]()
             for name in names:
-                x = rank.compute(_same, model[name], x, name="forward", flops=PRODUCT_FLOPS)
+                x = rank.compute(_stand_for_product, model[name], x, name="forward", flops=PRODUCT_FLOPS)
                 if not overlapped:
                     await x
             for name in reversed(names):
-                x = rank.compute(_same, model[name], x, name="backward", flops=2 * PRODUCT_FLOPS)
-                backs[name] = rank.compute(_same, x, gradient, name="backward", seconds=0.0)
+                x = rank.compute(_stand_for_product, model[name], x, name="backward", flops=2 * PRODUCT_FLOPS)
+                backs[name] = rank.compute(_stand_for_product, x, gradient, name="backward", seconds=0.0)
                 if overlapped:
                     model.reduce(name, backs[name])
                 else:
@@ -114,4 +116,4 @@ async def pipeline(rank: Rank, steps: int, overlapped: bool) -> None:
     for step in range(steps):
         with rank.step(step):
             passed = await pipeline.run(batch, batch)
-            await rank.compute(_same, None, list(passed.gradients.values()), name="gradients", seconds=0.0)
+            await rank.compute(_stand_for_product, None, list(passed.gradients.values()), name="gradients", seconds=0.0)

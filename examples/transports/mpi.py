@@ -62,7 +62,7 @@ class MpiLink(MatchedLink):
         packet = HEAD.pack(kind, *fields, *(0,) * (6 - len(fields))) + bytes(payload or b"")
         self.busy.append((self.comm.Isend([packet, MPI.BYTE], self.member, 0), _do_nothing))
 
-    def handle(self, packet: memoryview) -> None:
+    def handle_head(self, packet: memoryview) -> None:
         """Handle a head that has arrived."""
         kind, *fields = HEAD.unpack_from(packet)
         payload = packet[HEAD.size :]
@@ -132,7 +132,7 @@ class MpiTransport(MatchedTransport):
         while (head := self.comm.Improbe(tag=0, status=status)) is not None:
             packet = memoryview(bytearray(status.Get_count(MPI.BYTE)))
             head.Recv([packet, MPI.BYTE])
-            self.links[status.Get_source()].handle(packet)
+            self.links[status.Get_source()].handle_head(packet)
             moved = True
         for link in self.links.values():
             moved = link.progress() or moved

@@ -16,7 +16,7 @@ from io import TextIOWrapper
 
 from ..errors import UsageError
 from ..notice import NO_MEMORY, notify
-from .output import open_missing
+from .output import open_closed_streams
 from .parser import Parser
 
 __all__ = ["COMMANDS", "main"]
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # the package sets this while it is imported
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    open_missing()
+    open_closed_streams()
     if isinstance(sys.stdout, TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does: names and texts may have any characters
     try:
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         sys.stderr.flush()
     except OSError:  # nobody can be told
-        import_module("..launch.output", __name__).discard(sys.stderr)
+        import_module("..launch.output", __name__).discard_stream(sys.stderr)
     return code
 
 
@@ -109,7 +109,6 @@ def _report_error(error: BaseException) -> int:
 
 
 def _run_command(argv: list[str]) -> int:
-    """Run the command that the first word names, and return its exit code."""
     name, *words = argv or ["--help"]
     if name in ("-h", "--help", "--help-all", "--version"):
         _overview_parser().parse_args([name])  # shows it and exits

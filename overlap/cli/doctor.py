@@ -20,12 +20,12 @@ from transports.shared_memory.engine import BUILT, STALE
 
 from ..config import unknown_variable_lines
 from ..errors import UsageError
-from ..flight.folder import ENDING, default_folder, runs
+from ..flight.folder import ENDING, default_folder, is_alive
 from ..flight.reading import read_flight
-from ..units import format_bytes, wrapped
+from ..units import format_bytes, wrap_text
 from ..version import install_command, version
 from .options import add_options, shared_option
-from .output import page_width, show
+from .output import page_width, print_page_or_json
 
 DESCRIPTION = """\
 Look at versions, cores, shared memory, limits, sockets, settings, and what failed runs have left. Nothing is changed.
@@ -46,7 +46,7 @@ optional package is not installed. wrong: does not work.
 """
 
 _MARKS: dict[State, str] = {"good": "ok", "note": "note", "slow": "slow", "missing": "-", "wrong": "WRONG"}
-_LABEL = 26
+_LABEL_WIDTH = 26
 """Width of the columns for the state and the subject on the page."""
 
 _LEAST_FILES = 1024
@@ -77,7 +77,7 @@ def main(args: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
     results = list(run_checks())
     found = {"findings": [asdict(result) for result in results]}
-    show(args, lambda: found, lambda: page_lines(results, page_width()), version=2)
+    print_page_or_json(args, lambda: found, lambda: page_lines(results, page_width()), version=2)
     return int(any(result.state == "wrong" for result in results))
 
 
@@ -89,10 +89,12 @@ def page_lines(findings: Sequence[CheckResult], width: int) -> Iterator[str]:
         width: Columns of the page.
     """
     for finding in findings:
-        first = f"{_MARKS[finding.state]:<6}{finding.subject:<{_LABEL - 6}}"
-        yield from wrapped(finding.text, width, first=first if first.endswith(" ") else f"{first} ", rest=" " * _LABEL)
+        first = f"{_MARKS[finding.state]:<6}{finding.subject:<{_LABEL_WIDTH - 6}}"
+        yield from wrap_text(
+            finding.text, width, first=first if first.endswith(" ") else f"{first} ", rest=" " * _LABEL_WIDTH
+        )
         if finding.fix:
-            yield f"{' ' * _LABEL}fix: {finding.fix}"
+            yield f"{' ' * _LABEL_WIDTH}fix: {finding.fix}"
     counted = Counter(finding.state for finding in findings)
     yield ""
     yield ", ".join(f"{counted[state]} {state}" for state in _MARKS if counted[state])
@@ -105,7 +107,7 @@ def run_checks() -> Iterator[CheckResult]:
     with suppress(metadata.PackageNotFoundError):  # a checkout that is not installed
         yield from check_packages(metadata.requires("overlap") or [], metadata.version)
     yield from check_shadowing(sys.path)
-    yield check_cores(len(os.sched_getaffinity(0)), os.getloadavg()[0], _granted_cores())
+    yield check_cores(len(os.sched_getaffinity(0)), os.getloadavg()[0], _read_core_quota())
     yield check_engine(BUILT, STALE)
     yield check_limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield check_sockets()
@@ -132,7 +134,7 @@ def check_packages(requirements: Sequence[str], installed: Callable[[str], str])
         except metadata.PackageNotFoundError:
             yield CheckResult(subject=name, state="missing" if extra else "wrong", text="is not installed", fix=fix)
             continue
-        if least and version_numbers(present) < version_numbers(least):
+        if least and parse_version_numbers(present) < parse_version_numbers(least):
             yield CheckResult(subject=name, state="wrong", text=f"{present} is older than {least}, the lowest", fix=fix)
         else:
             good.append(f"{name} {present}")
@@ -140,7 +142,7 @@ def check_packages(requirements: Sequence[str], installed: Callable[[str], str])
         yield CheckResult(subject="packages", state="good", text=", ".join(good))
 
 
-def version_numbers(text: str) -> tuple[int, ...]:
+def parse_version_numbers(text: str) -> tuple[int, ...]:
     """Return the leading numbers of a version: `2.13.0+cpu` is (2, 13, 0)."""
     leading = re.match(r"[0-9]+(?:\.[0-9]+)*", text)
     return tuple(map(int, leading[0].split("."))) if leading else ()
@@ -160,7 +162,7 @@ def check_shadowing(path: Sequence[str]) -> Iterator[CheckResult]:
                 yield CheckResult(subject=name, state="note", text=text)
 
 
-def _granted_cores() -> float | None:
+def _read_core_quota() -> float | None:
     """Return how many cores' time the control group of this process grants; None if it has no limit."""
     with suppress(OSError, ValueError, IndexError):
         granted, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
@@ -241,4 +243,4 @@ def _is_process_alive(path: Path) -> bool:
         flight = read_flight(path)
     except UsageError:
         return False
-    return runs(flight.host, flight.pid, flight.born)
+    return is_alive(flight.host, flight.pid, flight.born)

@@ -12,7 +12,7 @@ from ..front import running_on
 _LOCAL = ("nnodes", "node_rank", "rdzv_endpoint", "log_dir", "bind")
 
 
-def on_engine(config: RunConfig) -> AbstractContextManager[None]:
+def running_on_ray(config: RunConfig) -> AbstractContextManager[None]:
     """Return a context in which each `overlap.run` of the program runs its ranks on Ray.
 
     Raises:
@@ -27,16 +27,7 @@ def on_engine(config: RunConfig) -> AbstractContextManager[None]:
     def run_on_ray(
         main: Callable[..., Awaitable[object]], args: tuple[object, ...], run_config: RunConfig
     ) -> list[object]:
-        """Run `main` on Ray in place of this process.
-
-        Args:
-            main: The async function of the ranks.
-            args: Further arguments of `main`.
-            run_config: Configuration of the run: the program's, changed by the options.
-
-        Raises:
-            UsageError: The package of Ray is missing.
-        """
+        """Run `main` on Ray in place of this process; raises `UsageError` if the package of Ray is missing."""
         try:
             from ..ray.running import RayRun
         except ImportError as error:

@@ -26,11 +26,10 @@ def parse_group(text: str) -> tuple[int, ...]:
         raise TopologyError(f"--group: {error}") from None
 
 
-def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:
+def as_argument_type(read: Callable[[str], T]) -> Callable[[str], T]:
     """Return `read` as a type for argparse: a `UsageError` becomes an error whose message names the option."""
 
     def read_argument(text: str) -> T:
-        """Return the value of an option from its text."""
         try:
             return read(text)
         except UsageError as error:
@@ -47,19 +46,21 @@ LEAST_WIDTH = 40
 SHARED: Mapping[str, Option] = {
     "all": Option(read=units.parse_yes_no, help="show every rank"),
     "ascii": Option(read=units.parse_yes_no, help="draw with plain characters only"),
-    "chunks": Option(read=units.count, metavar="N", help="stages on each rank; of interleaved-1f1b; default: 2"),
+    "chunks": Option(read=units.parse_count, metavar="N", help="stages on each rank; of interleaved-1f1b; default: 2"),
     "compare": Option(read=str, metavar="OTHER", help="compare with another run"),
     "dtype": Option(read=str, metavar="TYPE", help="data type of arrays"),
     "fail_if": Option(read=str, metavar="TEST", repeated=True, help="exit with 1 if so"),
     "group": Option(read=str, metavar="LIST", help="ranks of a group, such as 0-7 or 0-3,8-11"),
     "json": Option(read=units.parse_yes_no, help="print the result as JSON; not the page"),
-    "lnc": Option(read=units.count, metavar="N", help="physical cores per logical core; 1 or 2"),
-    "nodes": Option(read=units.count, metavar="N", help="hosts of the cluster"),
+    "lnc": Option(read=units.parse_count, metavar="N", help="physical cores per logical core; 1 or 2"),
+    "nodes": Option(read=units.parse_count, metavar="N", help="hosts of the cluster"),
     "output": Option(read=str, metavar="FILE", short="-o", help="write the result there"),
-    "root": Option(read=units.integer, metavar="RANK", help="root of the collective; default: 0"),
-    "seed": Option(read=units.integer, metavar="N", help="seed of everything random"),
+    "root": Option(read=units.parse_integer, metavar="RANK", help="root of the collective; default: 0"),
+    "seed": Option(read=units.parse_integer, metavar="N", help="seed of everything random"),
     "step": Option(read=str, metavar="N", help="step to show; default: the median one"),
-    "width": Option(read=units.count, metavar="N", help=f"columns, at least {LEAST_WIDTH}; default: the terminal's"),
+    "width": Option(
+        read=units.parse_count, metavar="N", help=f"columns, at least {LEAST_WIDTH}; default: the terminal's"
+    ),
 }
 """Options of several commands that are not settings of a run. An option means the same in all commands."""
 
@@ -72,9 +73,9 @@ def shared_option(name: str, remark: str = "", **details: Any) -> Option:
         remark: Remark for this command, which replaces the help after the first semicolon; "": the help stays.
         details: Fields of the option that are changed.
     """
-    one = SHARED[name] if name in SHARED else replace(RunConfig.options()[name], rare=False, variable_only=False)
-    help = f"{one.help.partition(';')[0]}; {remark}" if remark else one.help
-    return replace(one, help=help, **details)
+    option = SHARED[name] if name in SHARED else replace(RunConfig.options()[name], rare=False, variable_only=False)
+    help = f"{option.help.partition(';')[0]}; {remark}" if remark else option.help
+    return replace(option, help=help, **details)
 
 
 def check_width(width: int | None) -> None:
@@ -103,33 +104,28 @@ def add_options(
             _add_option(to.add_argument, name, one)
 
 
-def values(args: argparse.Namespace, options: Mapping[str, Option]) -> dict[str, Any]:
+def given_values(args: argparse.Namespace, options: Mapping[str, Option]) -> dict[str, Any]:
     """Return the values of the options that the command line has, by name, without those that it lacks."""
     every = {name: getattr(args, name, None) for name in options}
     return {name: value for name, value in every.items() if value is not None}
 
 
-def option_flag(name: str, one: Option) -> str:
+def option_flag(name: str, option: Option) -> str:
     """Return the long option of a setting: its `flag`, or by default its name with dashes, such as "--log-dir"."""
-    return one.flag or f"--{name.replace('_', '-')}"
+    return option.flag or f"--{name.replace('_', '-')}"
 
 
 def _add_option(add: Callable[..., argparse.Action], name: str, option: Option) -> None:
-    """Add an option to a parser or a group, and its opposite, such as `--no-bind`, if it has one.
+    """Add an option to a parser or group by its `add_argument`, and an opposite, such as `--no-bind`, if it has one.
 
     An option without a metavar is a switch.
-
-    Args:
-        add: The method `add_argument` of the parser or group.
-        name: Name of the value in the parsed arguments.
-        option: The option.
     """
     flag = option_flag(name, option)
     details: dict[str, Any] = {"action": "store_true", "default": None}
     if option.metavar is not None:
         assert option.read is not None
         action = "append" if option.repeated else "store"
-        details = {"action": action, "type": as_argument(option.read), "metavar": option.metavar}
+        details = {"action": action, "type": as_argument_type(option.read), "metavar": option.metavar}
     flags = [flag] if option.short is None else [option.short, flag]
     written = add(*flags, dest=name, help=option.help, **details)
     if option.off is not None:
@@ -157,7 +153,7 @@ def add_settings(parser: Parser, config: type[RunConfig] = RunConfig) -> None:
 def given_settings(args: argparse.Namespace, config: type[RunConfig] = RunConfig) -> RunConfig:
     """Return the settings that options give, with the options as their sources."""
     options = config.options()
-    settings = values(args, options)
+    settings = given_values(args, options)
     flags = {name: option_flag(name, options[name]) for name in settings}
     sources = {name: f"--no-{flags[name][2:]}" if value is False else flags[name] for name, value in settings.items()}
-    return replace(config.given(**settings), sources=sources)
+    return replace(config.from_values(**settings), sources=sources)

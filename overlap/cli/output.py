@@ -13,14 +13,14 @@ from typing import TypeAlias
 
 from ..errors import UsageError
 from ..notice import notify
-from ..units import wrapped
+from ..units import wrap_text
 
 # -- standard streams ------------------------------------------------------------------------------------------------
 
 _MODES = {0: ("stdin", "r"), 1: ("stdout", "w"), 2: ("stderr", "w")}
 
 
-def open_missing() -> None:
+def open_closed_streams() -> None:
     """Open /dev/null as each standard stream that the shell has closed.
 
     Otherwise the next pipe or socket would get the number of a closed stream, and output would be written into it.
@@ -107,7 +107,7 @@ def page_width() -> int:
     return shutil.get_terminal_size().columns
 
 
-def field(name: str, text: str, *, label_width: int = 16, width: int | None = None) -> list[str]:
+def field_lines(name: str, text: str, *, label_width: int = 16, width: int | None = None) -> list[str]:
     """Return "name  text" as wrapped lines of a page; the text is in a column of its own.
 
     Args:
@@ -116,10 +116,10 @@ def field(name: str, text: str, *, label_width: int = 16, width: int | None = No
         label_width: Columns for the name.
         width: Columns of the page; None: those of `page_width`.
     """
-    return wrapped(text, width or page_width(), first=f"  {name:<{label_width}}", rest=" " * (label_width + 2))
+    return wrap_text(text, width or page_width(), first=f"  {name:<{label_width}}", rest=" " * (label_width + 2))
 
 
-def show(
+def print_page_or_json(
     args: argparse.Namespace,
     document: Callable[[], Mapping[str, object]],
     page: Callable[[], Iterable[str]],
@@ -132,15 +132,15 @@ def show(
         args: Options of a command that has `--json`.
         document: Returns the result as fields for JSON.
         page: Returns the lines of the page; it may also print them itself, and return none.
-        version: Version of the JSON document, see `as_json`.
+        version: Version of the JSON document, see `json_text`.
     """
-    text = as_json(document(), version=version) if args.json else ""
+    text = json_text(document(), version=version) if args.json else ""
     sys.stdout.writelines([text] if args.json else (f"{line}\n" for line in page()))
     sys.stdout.flush()
     return 0
 
 
-def as_json(document: Mapping[str, object], *, version: int = 1) -> str:
+def json_text(document: Mapping[str, object], *, version: int = 1) -> str:
     """Return a result as JSON text with a field `schema_version`.
 
     The version is increased when a field changes its meaning, or is removed.

@@ -10,18 +10,18 @@ from itertools import groupby
 from typing import Any, NoReturn
 
 from ..errors import UsageError
-from ..units import wrapped
+from ..units import wrap_text
 
 _SIMILAR = 0.75
 """Least similarity of an unknown option to one that is suggested, as a `SequenceMatcher.ratio` from 0 to 1."""
 
-_OF_OTHERS = dict.fromkeys(
+_OPTIONS_OF_LAUNCHERS = dict.fromkeys(
     ("-n", "-np", "--n", "--np", "--num-processes", "--num-proc", "--world-size", "--num-ranks"),
     ("--ranks", "--processes"),
 ) | {"--nproc-per-node": ("--processes",)}
 """Options of other launchers, each with the options of overlap that may be meant."""
 
-_INSTEAD = {
+_TORCHRUN_ADVICE = {
     **dict.fromkeys(
         ("--master-addr", "--master-port"), "--rdzv-endpoint HOST:PORT is both, and a run on one host needs none"
     ),
@@ -62,15 +62,11 @@ class Parser(argparse.ArgumentParser):
         return {flag for action in self._actions for flag in action.option_strings if flag.startswith("--")}
 
     def _suggest_option(self, words: str) -> str:
-        """Return a suggestion such as "; did you mean --ranks?" for the first word; "" if no option is similar.
-
-        Args:
-            words: Unknown arguments, separated by spaces.
-        """
+        """Return a suggestion such as "; did you mean --ranks?" for the first of some words, or ""."""
         option = words.partition(" ")[0].partition("=")[0].replace("_", "-")
-        if option in _INSTEAD:
-            return f"; {_INSTEAD[option]}"
-        similar = sorted(self.flags().intersection(_OF_OTHERS.get(option, ())))
+        if option in _TORCHRUN_ADVICE:
+            return f"; {_TORCHRUN_ADVICE[option]}"
+        similar = sorted(self.flags().intersection(_OPTIONS_OF_LAUNCHERS.get(option, ())))
         if not similar and option.startswith("--"):
             names = sorted(flag[2:] for flag in self.flags())
             begun = [name for name in names if name.startswith(f"{option[2:]}-")]
@@ -109,7 +105,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         """Wrap lines without an indent, which are prose; indented lines are examples, and stay (called by argparse)."""
         groups = groupby(text.splitlines(), key=lambda line: bool(line) and not line.startswith(" "))
-        parts = [wrapped(" ".join(lines), width) if prose else list(lines) for prose, lines in groups]
+        parts = [wrap_text(" ".join(lines), width) if prose else list(lines) for prose, lines in groups]
         return "\n".join(indent + line for part in parts for line in part)
 
 

@@ -19,23 +19,23 @@ import trio
 
 from ..config import RunConfig
 from ..errors import UsageError
-from ..kernel_facts import oom_kills
+from ..kernel_facts import count_oom_kills
 from ..launch.jobs import LaunchSpec
 from ..launch.launcher import LaunchOutcome, launch
 from ..launch.memory_folder import memory_folder
-from ..launch.verdict import INTERRUPTED, card, exit_code, find_culprit, follows_kill
+from ..launch.verdict import INTERRUPTED, culprit_report, find_culprit, follows_kill, launch_exit_code
 from ..notice import notify, write_stderr
 from ..processes.launchers import is_loopback
 from ..processes.place import DEFAULT_JOB, LONGEST_JOB, find_place, without_launcher_variables
-from ..processes.secret import ADVICE, VARIABLE, generate, given_secret, user_secret
-from ..processes.shared_folder import host_file
+from ..processes.secret import ADVICE, VARIABLE, find_secret, generate_secret, user_secret
+from ..processes.shared_folder import host_file_path
 from ..processes.sockets import Endpoint, ListenError, format_endpoint, listen, parse_endpoint
 from .program import relative_path
 from .world_size import process_count
 
 GRACE_S = 10.0  # as in torchrun
 # How long a launcher tries to listen at a port that processes of a killed launcher may still have, and at which pauses.
-_ENDING_S, _AGAIN_S = 5.0, 0.1
+_PORT_RETRY_S, _PORT_RETRY_PAUSE_S = 5.0, 0.1
 
 _SIGNALS = {
     signal.SIGINT: "interrupted",
@@ -60,7 +60,7 @@ sys.exit(main())
 
 
 @contextmanager
-def on_hosts(config: RunConfig) -> Iterator[None]:
+def dividing_into_hosts(config: RunConfig) -> Iterator[None]:
     """Within the block, divide the processes of another launcher into `--nnodes` hosts, by OVERLAP_NNODES."""
     if config.nnodes is None or find_place() is None or os.environ.get("OVERLAP_NNODES"):
         yield
@@ -99,7 +99,10 @@ def run_processes(config: RunConfig, program: Sequence[str]) -> int:
         _make_log_folder(config.log_dir)
     with (
         _witness_folder(config, hosts) as witness,
-        _listening(endpoint, is_first=0 in members, again=bool(config.max_restarts)) as (listener, bound),
+        _open_rendezvous_listener(endpoint, is_first=0 in members, again=bool(config.max_restarts)) as (
+            listener,
+            bound,
+        ),
     ):
         if witness is not None:
             environ["OVERLAP_WITNESS"] = witness
@@ -122,24 +125,24 @@ def run_processes(config: RunConfig, program: Sequence[str]) -> int:
             bind=config.bind is not False,
             witness=witness,
         )
-        kills_before = oom_kills()
+        kills_before = count_oom_kills()
         if config.max_restarts:
-            from ..launch.restarts import launch_again  # not at the top: every process would load it
+            from ..launch.restarts import launch_with_restarts  # not at the top: every process would load it
 
-            outcome = launch_again(spec, config, relative_path(config.state_dir))
+            outcome = launch_with_restarts(spec, config, relative_path(config.state_dir))
         else:
             outcome = trio.run(launch, spec)
     if config.trace is not None and hosts == 1:
-        _join_trace(config.trace, spec.job)
-    return _report_end(outcome, oom_kills() - kills_before, config)
+        _join_left_traces(config.trace, spec.job)
+    return _report_end(outcome, count_oom_kills() - kills_before, config)
 
 
-def _join_trace(path: str | os.PathLike[str], job: str) -> None:
+def _join_left_traces(path: str | os.PathLike[str], job: str) -> None:
     """Join trace files that processes have left, for example because one was killed, and print where the traces are."""
-    from ..processes.traces import join_left  # of runs with a trace
+    from ..processes.traces import join_leftover_files  # of runs with a trace
 
     try:
-        written = join_left(path, job)
+        written = join_leftover_files(path, job)
     except (OSError, UsageError) as error:
         notify(f"no trace of all processes: {error}")
         return
@@ -149,19 +152,13 @@ def _join_trace(path: str | os.PathLike[str], job: str) -> None:
 
 
 def _report_end(outcome: LaunchOutcome, killed: int, config: RunConfig) -> int:
-    """Print the end of a run for people, and return its exit code.
-
-    Args:
-        outcome: Outcome of the launch.
-        killed: Number of processes that the kernel has killed for lack of memory during the run.
-        config: Configuration of the run.
-    """
-    if outcome.asked is not None:
+    """Print the end of a run, and return its exit code; the kernel `killed` that many processes for want of memory."""
+    if outcome.first_signal is not None:
         # the note of a terminated process about the saved state, which is equal on all processes
         notes = [ending.status.line for ending in outcome.endings if ending.status and not ending.status.text]
         kept = next((note for note in notes if note.startswith("; ")), "")
-        notify("\n".join([f"{_SIGNALS[outcome.asked]}{kept}", *_rank_states(outcome)]))
-        return 128 + outcome.asked
+        notify("\n".join([f"{_SIGNALS[outcome.first_signal]}{kept}", *_rank_state_lines(outcome)]))
+        return 128 + outcome.first_signal
     guilty = find_culprit(outcome.endings)
     if guilty is None:
         return 0
@@ -173,14 +170,14 @@ def _report_end(outcome: LaunchOutcome, killed: int, config: RunConfig) -> int:
     host = socket.gethostname() if config.node_rank is not None else ""
     # errors that began after the loss of the culprit may be bugs in handlers of that loss
     later = [each for each in outcome.endings if follows_kill(each, [guilty])]
-    lines = card(later[0], host=host) if later else []
+    lines = culprit_report(later[0], host=host) if later else []
     if len(later) > 1:
         lines.append(f"overlap: {len(later) - 1} more processes failed after that loss, too")
-    write_stderr("\n".join([*lines, *card(guilty, oom_kills=killed, signs=signs, host=host), ""]))
-    return exit_code(guilty)
+    write_stderr("\n".join([*lines, *culprit_report(guilty, oom_kills=killed, signs=signs, host=host), ""]))
+    return launch_exit_code(guilty)
 
 
-def _rank_states(outcome: LaunchOutcome) -> list[str]:
+def _rank_state_lines(outcome: LaunchOutcome) -> list[str]:
     """Return lines with the state of ranks at an interrupt, from the report of the process that has the most."""
     reports = [ending.status.text.splitlines() for ending in outcome.endings if ending.status]
     lines = [[line for line in report if line.startswith("  ")] for report in reports if report[:1] == [INTERRUPTED]]
@@ -191,10 +188,9 @@ def _rank_states(outcome: LaunchOutcome) -> list[str]:
 
 
 def _rendezvous_endpoint(config: RunConfig) -> Endpoint:
-    """Return host and port of the rendezvous, by default a free port (0) of this host, chosen by the system.
+    """Return host and port of the rendezvous, by default port 0 (any free one) of this host.
 
-    Raises:
-        UsageError: `--rdzv-endpoint` is invalid, or has port 0, which several hosts cannot use.
+    Raises `UsageError` if `--rdzv-endpoint` is invalid, or has port 0, which several hosts cannot use.
     """
     if config.rdzv_endpoint is None:
         return "127.0.0.1", 0
@@ -208,16 +204,13 @@ def _rendezvous_endpoint(config: RunConfig) -> Endpoint:
 
 
 def _job_secret(config: RunConfig, endpoint: Endpoint) -> bytes:
-    """Return the secret of the job: the given one; otherwise a new one if all processes are started here.
+    """Return the given secret of the job, or a new one if all processes are started here.
 
-    If each host starts its own, it is the user's own secret, on the loopback interface only.
-
-    Raises:
-        UsageError: Several hosts need a secret that is given.
+    If each host starts its own, it is the user's own secret, on the loopback interface only; otherwise `UsageError`.
     """
-    secret = given_secret(os.environ)
+    secret = find_secret(os.environ)
     if secret is not None or config.node_rank is None:
-        return secret or generate()
+        return secret or generate_secret()
     if not is_loopback(endpoint[0]):
         raise UsageError(f"--node-rank: anybody who reaches {format_endpoint(endpoint)} could join the job; {ADVICE}")
     return user_secret()
@@ -248,11 +241,8 @@ def _make_log_folder(path: str) -> None:
 def _witness_folder(config: RunConfig, hosts: int) -> Iterator[str | None]:
     """Yield the folder of the witness of a run that survives losses; None if the run cannot survive any.
 
-    On one host, a folder in memory is made even without `--survive`, because the program may call
-    `overlap.run(..., survive=True)`. Several hosts share the folder of `--witness`.
-
-    Raises:
-        UsageError: `--witness` and `--survive` are not given together, or the folder cannot be used.
+    On one host it is in memory, and made even without `--survive`, because the program may call `overlap.run(...,
+    survive=True)`. Raises `UsageError` if `--witness` does not fit, or cannot be used.
     """
     if not config.survive:
         if config.witness is not None:
@@ -272,12 +262,9 @@ def _witness_folder(config: RunConfig, hosts: int) -> Iterator[str | None]:
 
 @contextmanager
 def _shared_witness_folder(config: RunConfig, host: int) -> Iterator[Path]:
-    """Yield the folder of the witness within the one of `--witness`, with a file of this host in it.
+    """Yield the folder of the witness within `--witness`, with a file of this host in it. The last host removes it.
 
-    The last host that leaves the block removes the folder.
-
-    Raises:
-        UsageError: `--witness` is missing, or its folder cannot be used, or belongs to another job.
+    Raises `UsageError` if `--witness` is missing, cannot be used, or belongs to another job.
     """
     if config.witness is None:
         raise UsageError(
@@ -287,7 +274,7 @@ def _shared_witness_folder(config: RunConfig, host: int) -> Iterator[Path]:
     if config.max_restarts:
         raise UsageError("--max-restarts: not possible with --survive on several hosts; leave out --max-restarts")
     folder = Path(os.path.abspath(config.witness), f"witness-{_job_name(config)}")
-    member = host_file(folder, host)
+    member = host_file_path(folder, host)
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         member.touch(mode=0o600, exist_ok=False)
@@ -309,22 +296,19 @@ def _shared_witness_folder(config: RunConfig, host: int) -> Iterator[Path]:
 
 
 @contextmanager
-def _listening(endpoint: Endpoint, *, is_first: bool, again: bool) -> Iterator[tuple[int | None, Endpoint]]:
+def _open_rendezvous_listener(
+    endpoint: Endpoint, *, is_first: bool, again: bool
+) -> Iterator[tuple[int | None, Endpoint]]:
     """Listen for process 0 before it starts, so that a used port is reported at once.
 
-    Args:
-        endpoint: Host and port; port 0: any free one.
-        is_first: Whether process 0 is started here.
-        again: Whether processes of an earlier launcher of the job may still have the port, so that it is tried again.
-
-    Yields:
-        Descriptor of the listening socket, and its endpoint. None, and `endpoint`, if process 0 is started elsewhere.
+    Yields the descriptor of the socket and its endpoint; None and `endpoint` if process 0 is started elsewhere. With
+    `again`, a used port is tried again for a while, as processes of an earlier launcher may have it.
     """
     if not is_first:
         yield None, endpoint
         return
     try:
-        listener = open_listener(endpoint, _ENDING_S if again else 0.0)
+        listener = open_listener(endpoint, _PORT_RETRY_S if again else 0.0)
     except ListenError as error:
         raise UsageError(f"--rdzv-endpoint: {error}") from None
     with listener:
@@ -345,4 +329,4 @@ def open_listener(endpoint: Endpoint, patience_s: float) -> socket.socket:
             taken = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
             if not taken or time.monotonic() >= until_s:
                 raise
-        time.sleep(_AGAIN_S)
+        time.sleep(_PORT_RETRY_PAUSE_S)

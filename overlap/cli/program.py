@@ -22,7 +22,7 @@ from ..notice import notify
 from ..processes.place import find_place
 from .parser import Parser
 
-_AT_ONCE_BYTES = 32 << 20
+_QUICK_TRACE_BYTES = 32 << 20
 """Longest trace that is read again for the verdict: 60,000 spans, which takes about a second."""
 
 _GZIP_RATIO = 20  # assumed ratio of a trace's length to that of its compressed file
@@ -31,7 +31,7 @@ Program: TypeAlias = Callable[[], dict[str, object]]
 """Runs a program, and returns its global names at the end."""
 
 
-def add_program(parser: Parser) -> None:
+def add_program_arguments(parser: Parser) -> None:
     """Add the argument PROGRAM to a command line; as with python, all arguments after it belong to the program."""
     parser.usage = f"{parser.prog} [options] (SCRIPT | -m MODULE) [ARGS ...]"
     parser.allow_abbrev = False
@@ -41,11 +41,11 @@ def add_program(parser: Parser) -> None:
     parser.set_defaults(flags=parser.flags)
 
 
-def named_program(args: argparse.Namespace, *, command: str) -> Program:
+def make_program_runner(args: argparse.Namespace, *, command: str) -> Program:
     """Return a function that runs the program which the command line names.
 
     Args:
-        args: The arguments of `add_program`.
+        args: The arguments of `add_program_arguments`.
         command: The name of the command, for messages.
 
     Raises:
@@ -90,7 +90,7 @@ def report_late_options(args: argparse.Namespace, command: str) -> None:
     """Print a notice for each option of overlap after a script that reads no arguments: the script ignores the option.
 
     Args:
-        args: The arguments of `add_program`, with an existing script.
+        args: The arguments of `add_program_arguments`, with an existing script.
         command: The name of the command.
     """
     if args.script is None or not args.args:
@@ -107,11 +107,11 @@ def report_late_options(args: argparse.Namespace, command: str) -> None:
 
 def _run_module(name: str, command: str) -> dict[str, object]:
     """Run a module as `python -m` does; raise `UsageError` if there is no such module."""
-    module_spec(name, command)
+    find_module_spec(name, command)
     return runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
-def module_spec(name: str, command: str) -> ModuleSpec:
+def find_module_spec(name: str, command: str) -> ModuleSpec:
     """Return the specification of the module that `-m` names; for a package, that of its `__main__`.
 
     Raises:
@@ -131,13 +131,7 @@ def module_spec(name: str, command: str) -> ModuleSpec:
 
 
 def _run_with_argv(argv: list[str], sys_path: str, program: Program) -> dict[str, object]:
-    """Set argv and the first entry of the import path as python does, and run the program.
-
-    Args:
-        argv: The arguments; the first one is the name of the program.
-        sys_path: The first entry of the import path.
-        program: Runs the program; its result is returned.
-    """
+    """Set argv and the first entry of the import path as python does, and return the result of the program."""
     sys.argv[:] = argv
     if not sys.flags.safe_path:
         sys.path[0] = sys_path
@@ -149,7 +143,7 @@ def _run_with_argv(argv: list[str], sys_path: str, program: Program) -> dict[str
 
 
 @contextmanager
-def as_main() -> Iterator[None]:
+def restoring_argv_and_path() -> Iterator[None]:
     """Let a program change argv and the import path within the block, and restore both after it."""
     argv, path = sys.argv[:], sys.path[:]
     try:
@@ -162,7 +156,7 @@ def as_main() -> Iterator[None]:
 
 
 @contextmanager
-def report_traces(name: str | None, path: str | os.PathLike[str] | None, *, verdict: bool = True) -> Iterator[None]:
+def reporting_traces(name: str | None, path: str | os.PathLike[str] | None, *, verdict: bool = True) -> Iterator[None]:
     """Print at the end, also after a failure, where the traces are.
 
     Args:
@@ -196,7 +190,7 @@ def _trace_verdict(file: Path) -> str:
     from ..explain.recorded import explain_timeline
     from ..timeline import read_trace
 
-    limit_bytes = _AT_ONCE_BYTES // _GZIP_RATIO if file.suffix == ".gz" else _AT_ONCE_BYTES
+    limit_bytes = _QUICK_TRACE_BYTES // _GZIP_RATIO if file.suffix == ".gz" else _QUICK_TRACE_BYTES
     with suppress(OSError, UsageError):
         if file.is_file() and file.stat().st_size <= limit_bytes:
             return explain_timeline(read_trace(file)).verdict

@@ -18,13 +18,19 @@ from ..processes.status import Status, report_to_launcher, status_from_error
 from ..settings import Option
 from ..signals import Terminated, handling_signals
 from ..units import parse_yes_no
-from .engine import on_engine
+from .engine import running_on_ray
 from .options import add_options, add_settings, given_settings
 from .output import output_path
 from .parser import Parser
-from .processes import on_hosts, run_processes
-from .program import add_program, as_main, named_program, report_late_options, report_traces
-from .world_size import starts_processes, with_ranks
+from .processes import dividing_into_hosts, run_processes
+from .program import (
+    add_program_arguments,
+    make_program_runner,
+    report_late_options,
+    reporting_traces,
+    restoring_argv_and_path,
+)
+from .world_size import starts_processes, with_rank_count
 
 DESCRIPTION = """\
 Run a program: all ranks in this process, or with --processes in several. Options win over the arguments of its
@@ -61,7 +67,7 @@ def add_arguments(parser: Parser) -> None:
         "show_config": Option(read=parse_yes_no, rare=True, help="print every setting with its source, and run nothing")
     }
     add_options(parser, show_config)
-    add_program(parser)
+    add_program_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -77,36 +83,37 @@ def main(args: argparse.Namespace) -> int:
         with handling_signals(quiet=launched):
             return _run_program(args, launched=launched)
     except Terminated as end:  # the launcher has asked for it, or reads the exit code
-        if launched and end.kept:
-            report_to_launcher(Status(cause=False, line=end.kept, code=int(end.code or 0)))
+        if launched and end.saved_state_text:
+            report_to_launcher(Status(cause=False, line=end.saved_state_text, code=int(end.code or 0)))
         return int(end.code or 0)
     except BaseException as error:
         if not launched or (isinstance(error, SystemExit) and not error.code):
             raise
-        return _send_to_launcher(error)
+        return _send_error_to_launcher(error)
 
 
 def _run_program(args: argparse.Namespace, *, launched: bool) -> int:
     """Run the program here, on an engine or in processes, as the settings say, and return the exit code.
 
-    With `--show-config` it prints the settings, and runs nothing.
-
-    Args:
-        args: The parsed arguments of `overlap run`.
-        launched: Whether a launcher of this package has started this process. Then options after the program are not
-            reported, because the launcher has reported them.
+    With `--show-config` nothing runs. If a launcher has started this process (`launched`), it has reported options
+    after the program already.
     """
-    config = with_ranks(_read_config(args))
+    config = with_rank_count(_read_config(args))
     if args.show_config:
         print("\n".join(config.lines()))
         if (place := find_place()) is not None:
             print(f"{place.source} has started this process as number {place.process} of {place.processes}")
         return 0
-    program = named_program(args, command="run")
+    program = make_program_runner(args, command="run")
     if not launched:
         report_late_options(args, command="run")
     if config.engine is not None:
-        with setting_environment(config), as_main(), report_traces(args.trace, config.trace), on_engine(config):
+        with (
+            setting_environment(config),
+            restoring_argv_and_path(),
+            reporting_traces(args.trace, config.trace),
+            running_on_ray(config),
+        ):
             program()
         return 0
     if starts_processes(config):
@@ -118,15 +125,15 @@ def _run_program(args: argparse.Namespace, *, launched: bool) -> int:
         return run_processes(config, [args.script, *args.args] if args.module is None else ["-m", *args.module])
     with (
         setting_environment(config),
-        on_hosts(config),
-        as_main(),
-        report_traces(args.trace, config.trace),
+        dividing_into_hosts(config),
+        restoring_argv_and_path(),
+        reporting_traces(args.trace, config.trace),
     ):
         program()
     return 0
 
 
-def _send_to_launcher(error: BaseException) -> int:
+def _send_error_to_launcher(error: BaseException) -> int:
     """Send the error to the launcher, which prints it last, and return the exit code."""
     place = find_place()
     with redirect_stderr(StringIO()) as text:
@@ -144,11 +151,13 @@ def _send_to_launcher(error: BaseException) -> int:
 def _read_config(args: argparse.Namespace) -> RunConfig:
     """Return the settings of options and environment, with absolute paths; raise `UsageError` if one is invalid."""
     warn_of_unknown_variables()
-    config = given_settings(args).over(RunConfig.from_environment())
-    config = _with_tls_files(config.changed(trace=output_path(config.trace, option=config.sources.get("trace", ""))))
+    config = given_settings(args).merged_over(RunConfig.from_environment())
+    config = _with_absolute_tls_paths(
+        config.with_changes(trace=output_path(config.trace, option=config.sources.get("trace", "")))
+    )
     folders = {name: getattr(config, name) for name in ("flight_dir", "state_dir") if getattr(config, name)}
-    config = config.changed(**{name: os.path.abspath(folder) for name, folder in folders.items()})
-    config.verify()
+    config = config.with_changes(**{name: os.path.abspath(folder) for name, folder in folders.items()})
+    config.check_values()
     if isinstance(config.cluster, str):
         from topology import TopologyError, cluster
 
@@ -159,11 +168,10 @@ def _read_config(args: argparse.Namespace) -> RunConfig:
     return config
 
 
-def _with_tls_files(config: RunConfig) -> RunConfig:
-    """Return the settings with absolute paths of the TLS files, because the program may change its directory.
+def _with_absolute_tls_paths(config: RunConfig) -> RunConfig:
+    """Make the paths of the TLS files absolute, because the program may change its directory.
 
-    Raises:
-        UsageError: Some, but not all, files are given, or a file cannot be read.
+    Raises `UsageError` if only some are given, or one cannot be read.
     """
     files = {"--tls-cert": config.tls_cert, "--tls-key": config.tls_key, "--tls-ca": config.tls_ca}
     paths = {name: path for name, path in files.items() if path is not None}
@@ -176,4 +184,4 @@ def _with_tls_files(config: RunConfig) -> RunConfig:
         if not os.path.isfile(path) or not os.access(path, os.R_OK):
             raise UsageError(f"{name}: {path}: there is no such file to read; name one that exists")
     cert, key, authority = map(os.path.abspath, paths.values())
-    return config.changed(tls_cert=cert, tls_key=key, tls_ca=authority)
+    return config.with_changes(tls_cert=cert, tls_key=key, tls_ca=authority)

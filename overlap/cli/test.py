@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 from transports.patience import usable_cores
 
 from ..settings import Option
-from ..units import count, parse_yes_no
+from ..units import parse_count, parse_yes_no
 from .options import add_options, shared_option
-from .output import show
+from .output import print_page_or_json
 from .parser import Parser
-from .program import module_spec
+from .program import find_module_spec
 
 if TYPE_CHECKING:
     from ..testing.run import Run
@@ -48,7 +48,7 @@ examples:
 
 OPTIONS = {
     "ranks": shared_option("ranks", "default: 2"),
-    "seeds": Option(read=count, metavar="N", help="how many seeds; default: 1"),
+    "seeds": Option(read=parse_count, metavar="N", help="how many seeds; default: 1"),
     "seed": shared_option("seed", "the first one; 0 disturbs nothing; default: 0"),
     "cluster": shared_option("cluster", "whose wires are modelled; default: local"),
     "faults": Option(read=str, metavar="WHICH", help="kinds of faults that seeds draw, or faults as data"),
@@ -64,24 +64,24 @@ def add_arguments(parser: Parser) -> None:
     """Declare the command line."""
     parser.doubles_separator = True
     parser.usage = f"{parser.prog} [options] (SCRIPT | -m MODULE) [options] [-- ARGS ...]"
-    _fill_options(parser)
+    _add_test_options(parser)
     parser.add_argument("-m", dest="module", action="store_true", help="run MODULE, as python -m does")
     parser.add_argument("program", metavar="SCRIPT", help="Python file")
     parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="ARGS", help="arguments of the program, after `--`")
 
 
-def _fill_options(parser: argparse.ArgumentParser) -> None:
+def _add_test_options(parser: argparse.ArgumentParser) -> None:
     """Add the options, which may stand before the program and behind it."""
     add_options(parser, OPTIONS, usual=OPTIONS.keys() - {"same_updates", "timeout"})
     parser.set_defaults(ranks=2, seeds=1, seed=0, cluster="local", faults="", timeout=60.0)
     parser.add_argument("-v", "--verbose", action="store_true", help="show what the ranks print")
 
 
-def _options_after_the_program(args: argparse.Namespace) -> list[str]:
+def _split_off_program_arguments(args: argparse.Namespace) -> list[str]:
     """Read the options that stand behind the program's name, and return the program's own arguments."""
     words = args.rest
     later = Parser("overlap test")
-    _fill_options(later)
+    _add_test_options(later)
     end = words.index("--") if "--" in words else len(words)
     # the separator itself is no argument: it stands at the end of the options, once or twice
     program_words = [word for number, word in enumerate(words[end:]) if number > 1 or word != "--"]
@@ -98,14 +98,14 @@ def main(args: argparse.Namespace) -> int:
     """Run the command, and return 1 if a seed fails."""
     from ..testing import Ranks, RanksFailed
 
-    arguments, began_s = _options_after_the_program(args), time.perf_counter()
+    arguments, began_s = _split_off_program_arguments(args), time.perf_counter()
     path, package = args.program, None
     if args.module:
         sys.path.insert(0, os.getcwd())
-        spec = module_spec(args.program, "test")
+        spec = find_module_spec(args.program, "test")
         path, package = spec.origin, spec.parent
     try:
-        with _ending_by_force(args.timeout + _LOCKED_S):
+        with _ending_if_locked(args.timeout + _LOCKED_S):
             run = Ranks(repeating=partial(_repeat_command, ["-m", args.program] if args.module else None)).program(
                 path, arguments, package=package, ranks=args.ranks, seeds=args.seeds, seed=args.seed,
                 cluster=args.cluster, faults=args.faults or (), as_one=args.as_one, real_timeout_s=args.timeout,
@@ -113,24 +113,22 @@ def main(args: argparse.Namespace) -> int:
     except RanksFailed as failed:
         run = failed.run
         lines = [f"{args.program} is wrong with {run.size} ranks, seed {run.seed}", str(failed)]
-        show(args, partial(_json_document, args, run), lambda: lines)
+        print_page_or_json(args, partial(_json_document, args, run), lambda: lines)
         return 1
     problem = ""
     if (args.same or args.same_updates) and run.error is None:
         problem = run.same("model weights after each update" if args.same_updates else "model weights").problem
     took_s = time.perf_counter() - began_s
-    show(args, partial(_json_document, args, run, problem), partial(_page_lines, args, run, problem, took_s))
+    print_page_or_json(
+        args, partial(_json_document, args, run, problem), partial(_page_lines, args, run, problem, took_s)
+    )
     return int(bool(problem))
 
 
 def _page_lines(args: argparse.Namespace, run: Run, problem: str, took_s: float) -> Iterator[str]:
-    """Yield the lines of the page of a run in which no rank has failed.
+    """Yield the page of a run in which no rank has failed. `problem` is a difference between ranks, or "".
 
-    Args:
-        args: Options of the command.
-        run: The run.
-        problem: A difference between ranks, or "".
-        took_s: Real time that all seeds took.
+    `took_s` is the real time of all seeds.
     """
     if args.verbose:
         for rank, text in enumerate(run.output):
@@ -160,7 +158,7 @@ def _json_document(args: argparse.Namespace, run: Run, problem: str = "") -> dic
 
 
 @contextmanager
-def _ending_by_force(seconds: float) -> Iterator[None]:
+def _ending_if_locked(seconds: float) -> Iterator[None]:
     """End the process, with the lines at which its threads are, if no Python code runs for `seconds`.
 
     That is so where a program waits in C without giving back Python's global lock: only a thread of C can act then. It
@@ -187,14 +185,7 @@ def _ending_by_force(seconds: float) -> Iterator[None]:
 def _repeat_command(
     module: Sequence[str] | None, path: str | os.PathLike[str], args: Sequence[str], setting: Setting
 ) -> str:
-    """Return the command line that repeats a run.
-
-    Args:
-        module: Words that name the program as a module; None: it is a file.
-        path: The file.
-        args: Arguments of the program.
-        setting: Options of the run.
-    """
+    """Return the command line that repeats a run; `module` has the words of a module, or is None for `path`."""
     words = ["overlap", "test", *(module or [os.fspath(path)]), "--ranks", str(setting.ranks)]
     words += ["--cluster", str(setting.cluster)] if setting.cluster != "local" else []
     words += ["--seed", str(setting.seed)] if setting.seed else []

@@ -20,7 +20,7 @@ from rich.text import Text
 from ..errors import UsageError
 from ..explain.ranks import LateRank, late_ranks
 from ..explain.spans import pieces_of_spans
-from ..flight.folder import ENDING, default_folder, runs
+from ..flight.folder import ENDING, default_folder, is_alive
 from ..flight.reading import Flight, OpenRecord, RankTable
 from ..flight.records import world_key
 from ..flight.spans import step_length_ns, timeline_of_records
@@ -31,7 +31,16 @@ from ..timeline.measure.activity import Activity
 from ..timeline.measure.metrics import Breakdown, measure_windows
 from ..timeline.measure.steps import RankWindow
 from ..timeline.spans import Timeline
-from ..units import columns, figure, figure_unit, format_bytes, format_ns, format_s, number, parse_yes_no
+from ..units import (
+    format_bytes,
+    format_figure,
+    format_ns,
+    format_s,
+    format_table,
+    parse_number,
+    parse_yes_no,
+    table_unit,
+)
 from .console import Console
 from .options import add_options
 
@@ -62,7 +71,7 @@ examples:
 """
 
 OPTIONS = {
-    "every": Option(read=number, metavar="S", help="look every S seconds; default: 1, or 10 in a pipe"),
+    "every": Option(read=parse_number, metavar="S", help="look every S seconds; default: 1, or 10 in a pipe"),
     "once": Option(read=parse_yes_no, help="look once"),
 }
 
@@ -85,7 +94,7 @@ def main(args: argparse.Namespace) -> int:
     if args.every is not None and not 0.1 <= args.every <= 3600:
         raise UsageError(f"--every: expected 0.1 to 3600 s, got {args.every:g}")
     if args.job is None and not args.once and args.every is None:
-        _print_list()
+        _print_worlds()
         return 0
     if args.job is not None and ":" in args.job:
         host = args.job.rpartition(":")[0]
@@ -96,15 +105,15 @@ def main(args: argparse.Namespace) -> int:
     looks = Looks(world, every_s=args.every or (EVERY_S if drawn or args.once else ON_PAPER_S))
     try:
         if args.once:
-            console.print(draw_window(looks.take(), world, console))
+            console.print(draw_window(looks.look_now(), world, console))
         elif drawn:
             with Live(console=console, auto_refresh=False, redirect_stdout=False) as live:
                 while world.lives:
-                    live.update(draw_window(looks.take(), world, console), refresh=True)
-                    looks.pause()
+                    live.update(draw_window(looks.look_now(), world, console), refresh=True)
+                    looks.wait_for_next()
         else:
-            while looks.pause():
-                print(f"overlap: {strftime('%H:%M:%S', localtime())} {summary_line(looks.take())}", flush=True)
+            while looks.wait_for_next():
+                print(f"overlap: {strftime('%H:%M:%S', localtime())} {summary_line(looks.look_now())}", flush=True)
     except KeyboardInterrupt:
         pass
     finally:
@@ -138,16 +147,16 @@ class Looks:
     def __init__(self, world: RunningWorld, *, every_s: float) -> None:
         self._world, self._every_s, self._spent_s = world, every_s, 0.0
 
-    def take(self) -> WindowFigures:
+    def look_now(self) -> WindowFigures:
         """Return the figures of the ranks until now."""
         start_s, now_ns = process_time(), time_ns()
-        tables = {table.rank: table for record in self._world.processes for table in record.ranks()}
+        tables = {table.rank: table for record in self._world.processes for table in record.read_ranks()}
         timeline = timeline_of_records(list(tables.values()), now_ns, self._world.start.world_size)
         found = measure_window(timeline, tables, (now_ns - round(self._every_s * 1e9), now_ns))
         self._spent_s = process_time() - start_s
         return found
 
-    def pause(self) -> bool:
+    def wait_for_next(self) -> bool:
         """Wait until the next look is due, or the world has ended; return whether the world still runs."""
         left_s = max(self._every_s, self._spent_s / MOST_SHARE)
         while self._world.lives and left_s > 0:
@@ -193,7 +202,6 @@ def summary_line(look: WindowFigures) -> str:
     """Return a look in one line: the step, shares of the ranks' time, and the rank that others waited for most."""
 
     def total_ns(name: str) -> int:
-        """Return the sum of a time over the ranks."""
         return sum(getattr(row, f"{name}_ns") for row in look.rows)
 
     names = ("compute", "exposed", "waiting", "wire")
@@ -220,11 +228,13 @@ def draw_window(look: WindowFigures, world: RunningWorld, console: Console) -> G
         console: Where it is shown.
     """
     start, program = world.start, os.path.basename(world.start.script) or "a program"
-    title = f"{program}: {start.world_size} ranks in {world.process_counts}, {format_s(world.age_s)}; job {start.job}"
+    title = (
+        f"{program}: {start.world_size} ranks in {world.process_count_text}, {format_s(world.age_s)}; job {start.job}"
+    )
     lines = [Text(title, style="bold"), *map(Text, summary_line(look).split("; ", 1))]
     if not look.rows:
         return Group(*lines)
-    unit, unit_ns = figure_unit(max(row.wall_ns for row in look.rows))
+    unit, unit_ns = table_unit(max(row.wall_ns for row in look.rows))
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in (f"rank/{unit}", "", "compute", "hidden", "wait", "wire", "step", "flight", "at"):
         table.add_column(name, justify="left" if name in ("", "at") else "right", no_wrap=name != "at")
@@ -236,7 +246,7 @@ def draw_window(look: WindowFigures, world: RunningWorld, console: Console) -> G
         times = (row.compute_ns, row.overlapped_ns, row.waiting_ns, row.wire_ns)
         step = format_ns(look.step_ns[rank]) if rank in look.step_ns else ""
         flight = format_bytes(look.in_flight_bytes[rank]) if look.in_flight_bytes.get(rank) else ""
-        cells = [*(figure(ns, unit_ns) for ns in times), step, flight, look.doing.get(rank, "")]
+        cells = [*(format_figure(ns, unit_ns) for ns in times), step, flight, look.doing.get(rank, "")]
         table.add_row(each.label, _bar_text(row, plain=console.plain), *cells)
     return Group(*lines, table)
 
@@ -269,7 +279,7 @@ class RunningWorld:
         return self.processes[0].start
 
     @property
-    def process_counts(self) -> str:
+    def process_count_text(self) -> str:
         """Number of processes, and of processes on this host, in words."""
         count, here = self.start.processes, len(self.processes)
         return f"{count} process{'es' * (count != 1)}" + f", {here} of them here" * (here < count)
@@ -295,10 +305,10 @@ class RunningWorld:
         path = PurePath(os.path.normpath(PurePath(start.folder, start.script))).parts
         return bool(named) and path[-len(named) :] == named
 
-    def cells(self) -> list[str]:
+    def row_cells(self) -> list[str]:
         """Return the cells of the world's row in the list; the step is that of the slowest rank."""
         count, here = self.start.processes, len(self.processes)
-        steps = [table.last_step for record in self.processes for table in record.ranks() if table.last_step >= 0]
+        steps = [table.last_step for record in self.processes for table in record.read_ranks() if table.last_step >= 0]
         facts = self.start.world_size, str(count) if here == count else f"{here} of {count}", min(steps, default="")
         return [self.start.job, self.start.script or "?", *map(str, facts), f"{self.age_s:.0f}", ", ".join(self.pids)]
 
@@ -311,16 +321,16 @@ class RunningWorld:
 _HEADS = ("job", "program", "ranks", "processes", "step", "for/s", "process ids")
 
 
-def _print_list() -> None:
+def _print_worlds() -> None:
     """Print all worlds of the user on this host as a table."""
     rows = []
     for world in find_running_worlds():
-        rows.append(world.cells())
+        rows.append(world.row_cells())
         world.close()
     if not rows:
         print("no world of yours runs on this host")
         return
-    print("\n".join(columns(_HEADS, rows, width=Console().width, words=[0, 1, 6], whole=[0])))
+    print("\n".join(format_table(_HEADS, rows, width=Console().width, words=[0, 1, 6], whole=[0])))
 
 
 def find_running_worlds() -> list[RunningWorld]:
@@ -365,13 +375,13 @@ def find_world(name: str | None) -> RunningWorld:
         jobs = ", ".join(
             f"{each.start.job} ({each.start.world_size} ranks, for {each.age_s:.0f} s)" for each in of_program
         )
-        raise UsageError(f"{name!r} is the program of several running jobs, name one of them: {jobs}")
+        raise UsageError(f"JOB: {name!r} is the program of several running jobs, name one of them: {jobs}")
     if name is None:
         raise UsageError("no world of yours runs on this host; start one with `overlap run`")
     known = ", ".join(world.start.job for world in worlds) or "none"
-    raise UsageError(f"{name!r} is no running job, nor the program or a process of one; running on this host: {known}")
+    raise UsageError(f"JOB: {name!r} is no running job, program or process of one; running on this host: {known}")
 
 
 def _is_running(record: OpenRecord) -> bool:
     """Whether the process of a record runs in the world of that record."""
-    return not record.has_ended and runs(record.start.host, record.start.pid, record.start.born)
+    return not record.has_ended and is_alive(record.start.host, record.start.pid, record.start.born)

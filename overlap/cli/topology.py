@@ -13,7 +13,7 @@ from topology import Cluster, TopologyError, cluster, format_ranks, names
 from topology.picture import draw, wrap
 
 from .options import add_options, parse_group, shared_option
-from .output import page_width, show
+from .output import page_width, print_page_or_json
 
 ILLEGAL_EXIT = 2
 """Exit code for an illegal group, whether it is reported as JSON or as an error."""
@@ -62,13 +62,14 @@ def main(args: argparse.Namespace) -> int:
     if args.group is not None:
         ranks = parse_group(args.group)
         verdict = judge_group(machine, ranks)
-        show(args, lambda: verdict, partial(_group_lines, machine, ranks))
+        print_page_or_json(args, lambda: verdict, partial(_group_lines, machine, ranks))
         return 0 if verdict["legal"] else ILLEGAL_EXIT
-    return show(args, partial(describe, machine), partial(_machine_page, machine, ascii=bool(args.ascii)))
+    return print_page_or_json(
+        args, partial(json_document, machine), partial(_machine_page, machine, ascii=bool(args.ascii))
+    )
 
 
 def _machine_page(machine: Cluster, *, ascii: bool) -> list[str]:
-    """Return the page of a machine: its drawing, its groups and its rings."""
     # A text file in memory has no encoding, and takes every character.
     blocks = (sys.stdout.encoding or "utf-8").lower().startswith("utf") and os.environ.get("TERM") != "dumb"
     width = max(page_width(), _LEAST_WIDTH)
@@ -77,11 +78,7 @@ def _machine_page(machine: Cluster, *, ascii: bool) -> list[str]:
 
 
 def _group_lines(machine: Cluster, ranks: tuple[int, ...]) -> Iterator[str]:
-    """Yield whether the group is legal on the machine, and warnings.
-
-    Raises:
-        TopologyError: If it is not.
-    """
+    """Yield that the group is legal on the machine, and warnings; raises `TopologyError` if it is not."""
     findings = machine.judge(ranks)
     if machine.strict and any(finding.severity == "error" for finding in findings):
         machine.check_group(ranks)
@@ -114,7 +111,7 @@ def judge_group(machine: Cluster, ranks: tuple[int, ...]) -> dict[str, object]:
     }
 
 
-def describe(machine: Cluster) -> dict[str, object]:
+def json_document(machine: Cluster) -> dict[str, object]:
     """Return all figures of a cluster for JSON."""
     return {
         "name": machine.machine.name,
@@ -123,7 +120,7 @@ def describe(machine: Cluster) -> dict[str, object]:
         "lnc": machine.lnc,
         "world_size": machine.world_size,
         "ranks_per_node": machine.ranks_per_node,
-        "devices": [_describe_device(machine, device) for device in range(machine.devices_per_node)],
+        "devices": [_json_device(machine, device) for device in range(machine.devices_per_node)],
         "links": [asdict(spec) for spec in machine.machine.links],
         "rules": [asdict(rule) for rule in machine.rules],
         "legal_groups": {
@@ -136,13 +133,13 @@ def describe(machine: Cluster) -> dict[str, object]:
     }
 
 
-def _describe_device(machine: Cluster, device: int) -> dict[str, object]:
+def _json_device(machine: Cluster, device: int) -> dict[str, object]:
     """Return a device of a node for JSON: its ranks, the devices wired to it, its NUMA node and PCIe switch."""
     first, numa, pcie = device * machine.ranks_per_device, machine.machine.numa, machine.machine.pcie
     return {
         "device": device,
         "ranks": list(range(first, min(first + machine.ranks_per_device, machine.ranks_per_node))),
-        "connected_to": list(machine.wiring.adjacent(device)),
+        "connected_to": list(machine.wiring.adjacent_devices(device)),
         "numa": numa[device] if numa else None,
         "pcie": pcie[device] if pcie else None,
     }

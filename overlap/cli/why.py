@@ -7,7 +7,7 @@ import os
 import sys
 
 from ..errors import UsageError
-from ..explain.against import Comparison, compare
+from ..explain.against import Comparison, compare_reports
 from ..explain.causes import WORDING
 from ..explain.entry import explain_files
 from ..explain.limits import Limit, parse_limit
@@ -16,9 +16,9 @@ from ..explain.report import SCHEMA_VERSION, Why
 from ..notice import notify
 from ..settings import Option
 from ..timeline.files.packed import LIMIT_VARIABLE
-from ..units import integer, parse_bytes
+from ..units import parse_bytes, parse_integer
 from .options import add_options, shared_option
-from .output import show
+from .output import print_page_or_json
 
 DESCRIPTION = """\
 Say in one sentence why a job is slow or stuck, on which line, and what to try.
@@ -41,7 +41,7 @@ REGRESSION = "regression"
 
 OPTIONS = {
     "all": shared_option("all", "of a stuck job"),
-    "step": shared_option("step", read=integer),
+    "step": shared_option("step", read=parse_integer),
     "compare": shared_option("compare", "say whether the steps of this one are longer"),
     "fail_if": shared_option(
         "fail_if", "'regression' (needs --compare), 'step > 40ms', 'launch > 20%%'; names are the causes'"
@@ -73,11 +73,15 @@ def main(args: argparse.Namespace) -> int:
     tests = [_parse_condition(test, comparing=args.compare is not None) for test in args.fail_if or ()]
     report = explain_files(args.paths, step=args.step, progress=_print_progress, whole=bool(args.all))
     comparison = (
-        None if args.compare is None else compare(report, explain_files([args.compare], progress=_print_progress))
+        None
+        if args.compare is None
+        else compare_reports(report, explain_files([args.compare], progress=_print_progress))
     )
     against = {"against": {"judgement": comparison.judgement, "sentence": comparison.sentence}} if comparison else {}
     heading = [*wrap_line(comparison.sentence, page_columns()), ""] if comparison else []
-    show(args, lambda: report.as_dict() | against, lambda: [*heading, *page_lines(report)], version=SCHEMA_VERSION)
+    print_page_or_json(
+        args, lambda: report.as_dict() | against, lambda: [*heading, *page_lines(report)], version=SCHEMA_VERSION
+    )
     failed = [sentence for test in tests if (sentence := _met_condition_text(test, report, comparison))]
     for sentence in failed:
         notify(f"why: --fail-if: {sentence}")
@@ -92,14 +96,9 @@ def _print_progress(done: int, count: int) -> None:
 
 
 def _parse_condition(test: str, *, comparing: bool) -> Limit | None:
-    """Return a condition of `--fail-if`: a limit on a figure, or None for `regression`.
+    """Return the limit of a condition of `--fail-if`, or None for `regression`.
 
-    Args:
-        test: The condition as the user wrote it.
-        comparing: Whether `--compare` is given, which `regression` needs.
-
-    Raises:
-        UsageError: The text is neither of the two, or `regression` without `--compare`.
+    Raises `UsageError` if it is neither of the two, or `regression` without `--compare`.
     """
     if test.strip() != REGRESSION:
         return parse_limit(test, ("step", *WORDING))
@@ -109,13 +108,7 @@ def _parse_condition(test: str, *, comparing: bool) -> Limit | None:
 
 
 def _met_condition_text(limit: Limit | None, report: Why, comparison: Comparison | None) -> str:
-    """Return a sentence with the figure and the limit if a condition of `--fail-if` is met; otherwise "".
-
-    Args:
-        limit: The condition; None: `regression`.
-        report: The report.
-        comparison: The comparison with another run; None: there is none.
-    """
+    """Return a sentence if a condition of `--fail-if` is met, otherwise ""; limit None is `regression`."""
     if limit is None:
         return comparison.sentence if comparison and comparison.judgement == REGRESSION else ""
     value: float = report.step_ns if limit.name == "step" else report.cost_ns(limit.name)

@@ -7,7 +7,7 @@ from ..errors import UsageError
 from ..processes.place import ProcessPlace, find_place
 
 
-def with_ranks(config: RunConfig) -> RunConfig:
+def with_rank_count(config: RunConfig) -> RunConfig:
     """Return the configuration with the number of ranks of the whole world in `ranks`.
 
     `ranks` stays None if no option sets the number, so that the program may set it.
@@ -31,14 +31,14 @@ def with_ranks(config: RunConfig) -> RunConfig:
                 f"have {ranks}; leave one out"
             )
     elif place is None and ranks is None and processes > 1:
-        ranks, source = _ranks_of_cluster(config), "--processes"
+        ranks, source = _rank_count_of_cluster(config), "--processes"
     if ranks is not None and place is None and ranks % processes:
-        processes_text = _world_options(config)
+        processes_text = _process_count_options(config)
         raise UsageError(
             f"{ranks} ranks cannot be divided among {processes_text}; --ranks-per-process N gives each process N"
         )
     # if the user has given `ranks` itself, its source stays the same
-    return config if ranks is None else config.changed(None if config.ranks else source, ranks=ranks)
+    return config if ranks is None else config.with_changes(None if config.ranks else source, ranks=ranks)
 
 
 def process_count(config: RunConfig) -> int:
@@ -51,14 +51,14 @@ def starts_processes(config: RunConfig) -> bool:
     return (process_count(config) > 1 or bool(config.max_restarts)) and find_place() is None
 
 
-def _world_options(config: RunConfig) -> str:
+def _process_count_options(config: RunConfig) -> str:
     """Return the options that set the number of processes, such as "--nnodes 2 with --processes 4", for messages."""
     hosts = f"--nnodes {config.nnodes}" if (config.nnodes or 1) > 1 else ""
     each = f"--processes {config.processes}" if config.processes else ""
     return " with ".join(filter(None, [hosts, each]))
 
 
-def _ranks_of_cluster(config: RunConfig) -> int | None:
+def _rank_count_of_cluster(config: RunConfig) -> int | None:
     """Return the number of ranks of the cluster, one for each core of its devices; None if it may have any number."""
     if config.cluster in (None, "local"):
         return None
@@ -70,13 +70,9 @@ def _ranks_of_cluster(config: RunConfig) -> int | None:
 
 
 def _check_launcher(config: RunConfig, place: ProcessPlace) -> None:
-    """Check that options fit the launcher which has started this process.
+    """Raise `UsageError` unless options fit the launcher of this process: number of processes, and index of this one.
 
-    `--nnodes` and `--processes` must fit its number of processes, `--node-rank` the index of this process;
     `--max-restarts` is not possible.
-
-    Raises:
-        UsageError: An option does not fit.
     """
     if config.max_restarts:
         raise UsageError(
@@ -89,19 +85,15 @@ def _check_launcher(config: RunConfig, place: ProcessPlace) -> None:
     if not fits or config.node_rank not in (None, place.process // (place.processes // hosts)):
         node = "" if config.node_rank is None else f" --node-rank {config.node_rank}"
         raise UsageError(
-            f"{_world_options(config)}{node}: {place.source} has started this process as number {place.process} of "
-            f"{place.processes}; leave out the options, or the launcher"
+            f"{_process_count_options(config)}{node}: {place.source} has started this process as number "
+            f"{place.process} of {place.processes}; leave out the options, or the launcher"
         )
 
 
 def _check_hosts(config: RunConfig) -> None:
-    """Check the options of several hosts.
+    """Raise `UsageError` unless `--node-rank` has `--nnodes` above it, and `--rdzv-endpoint`, by which hosts meet.
 
-    `--node-rank` needs `--nnodes` and `--rdzv-endpoint`, by which hosts meet, and must be below `--nnodes`. With
-    `--max-restarts`, each of several hosts has one process.
-
-    Raises:
-        UsageError: An option is missing, or does not fit the others.
+    With `--max-restarts`, each of several hosts has one process.
     """
     if config.node_rank is None:
         if (config.nnodes or 1) > 1 and config.engine is None:

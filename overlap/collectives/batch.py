@@ -47,7 +47,7 @@ def cut_local_phases(schedule: Schedule, bounds: Ints) -> tuple[Ints, Ints]:
     """
     starts, cuts = bounds[:-1], [bounds]
     local = schedule.src[starts] == schedule.dst[starts]
-    large = np.diff(_cells_before(schedule, bounds)) > _PIECE_CELLS
+    large = np.diff(_count_cells_before(schedule, bounds)) > _PIECE_CELLS
     for phase in np.flatnonzero(local & large).tolist():
         rows = slice(int(bounds[phase]), int(bounds[phase + 1]))
         rank = schedule.src[rows]
@@ -58,10 +58,10 @@ def cut_local_phases(schedule: Schedule, bounds: Ints) -> tuple[Ints, Ints]:
             fresh = np.diff(piece[between - 1], prepend=-1) > 0
             cuts.append(rows.start + between[fresh])
     finer = np.unique(np.concatenate(cuts))
-    return finer, _cells_before(schedule, finer)
+    return finer, _count_cells_before(schedule, finer)
 
 
-def _cells_before(schedule: Schedule, rows: Ints) -> Ints:
+def _count_cells_before(schedule: Schedule, rows: Ints) -> Ints:
     """Return for each of these rows how many cells all rows before it move."""
     longer = np.flatnonzero(schedule.count != 1)
     # Most rows move one cell: count the rows, and add the further cells of longer rows.
@@ -91,7 +91,7 @@ def expand_cells(schedule: Schedule, layout: SlotLayout, bounds: Ints) -> Batch:
         src, dst, sslot, dslot, row = (column[owner] for column in (src, dst, sslot, dslot, row))
         sbuf, dbuf, op = (column[owner] for column in (sbuf, dbuf, op))
         sslot, dslot = sslot + offset, dslot + offset
-    read, write = layout.locate(src, sslot), layout.locate(dst, dslot)
+    read, write = layout.find_cells(src, sslot), layout.find_cells(dst, dslot)
     return Batch(row, read, write, sbuf, dbuf, op == Op.ADD, src < dst, ends.tolist())
 
 

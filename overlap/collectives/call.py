@@ -14,8 +14,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .kinds import Collective, Counts, Shape, check_input, describe_counts, result_rows, result_shape, whole_rows
-from .reduce import Reducer, check_dtype, reducer
+from .kinds import (
+    Collective,
+    Counts,
+    Shape,
+    check_input,
+    describe_counts,
+    largest_row_count,
+    result_row_count,
+    result_shape,
+)
+from .reduce import Reducer, check_dtype, find_reducer
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -61,7 +70,7 @@ class Call:
     algorithm: str | None  # The only algorithm to use; None leaves the choice to the run
     form: str  # Text of a message's tree of arrays, see `runtime.forms`; "" for an array
     reducer: Reducer | None  # The operator on the dtype
-    result_shape: Shape  # Shape of a receiver's result, if blocks have one size; see `result_at`
+    result_shape: Shape  # Shape of a receiver's result, if blocks have one size; see `result_shape_at`
     # Bytes of the larger of input and result, as nccl-tests counts sizes; if blocks differ, of the rank with most.
     nbytes: int
     work_bytes: int  # Bytes of float32 whose reduction takes as long as that of one rank's array
@@ -74,11 +83,11 @@ class Call:
         # dtype and shape become known together; a barrier has no dtype
         return self.dtype is not None or self.kind is Collective.BARRIER
 
-    def result_at(self, position: int) -> Shape:
+    def result_shape_at(self, position: int) -> Shape:
         """Return the shape of the result that a receiver at a position of the group gets."""
         if not self.counts:
             return self.result_shape
-        return (result_rows(self.kind, self.counts, self.size, position), *self.result_shape[1:])
+        return (result_row_count(self.kind, self.counts, self.size, position), *self.result_shape[1:])
 
     def receives_at(self, position: int) -> bool:
         """Whether the member at a position of the group receives anything from another one."""
@@ -133,24 +142,8 @@ def _make_call(
 ) -> Call:
     """Check the arguments of a rank's operation, and return its `Call`; the arguments are the fields of `Call`.
 
-    A rank that only receives may lack dtype or shape. Its call then has no dtype, shape, counts or form.
-
-    Args:
-        kind: Value of a `Collective`, such as "all_reduce".
-        op: Operator of a reduction; None in collectives that do not reduce.
-        dtype: Type of the array; None: the rank has none.
-        shape: Shape of the input, or of all blocks together if `counts` is given; None: the rank has none.
-        size: Ranks in the group.
-        root: Group rank of the root.
-        pairs: (source, destination) ranks of a permute.
-        counts: Rows of every block where they differ; () where all blocks have one size.
-        exact: Whether elements are reduced in the order of ranks.
-        shared: Whether ranks of one host may have one result together.
-        algorithm: The only algorithm to use; None: any.
-        form: Text of a message's tree of arrays; "" for an array.
-
-    Raises:
-        UsageError: For a dtype, operator, shape or counts that the collective cannot take.
+    A rank that only receives may lack dtype or shape. Its call then has no dtype, shape, counts or form. `kind` is the
+    value of a `Collective`. Raises `UsageError` for a dtype, operator, shape or counts that the collective cannot take.
     """
     collective = Collective(kind)
     traits = collective.traits
@@ -162,9 +155,9 @@ def _make_call(
         dtype, shape, counts, form = None, None, (), ""
     else:
         check_dtype(dtype)
-        operator = reducer(op, dtype) if traits.reduces else None
+        operator = find_reducer(op, dtype) if traits.reduces else None
         if counts:
-            result = (whole_rows(collective, shape, counts, size), *shape[1:])
+            result = (largest_row_count(collective, shape, counts, size), *shape[1:])
             elements = prod(result)
         else:
             if traits.scatters or traits.gathers:

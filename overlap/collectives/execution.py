@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .batch import Batch, cut_local_phases, expand_cells
-from .explain import explain_error, hazard_error
-from .memory import Bases, ReplayMemory, SlotLayout, Sweep, Words
+from .explain import hazard_error, wrong_result_error
+from .memory import Bases, BufferPiece, ReplayMemory, SlotLayout, Words
 from .pattern import Ints
 from .rules import Flags, check_rows
 from .schedule import IN_RANK_ORDER, Buffer, Op, Schedule
@@ -32,7 +32,7 @@ class Replay:
     def __init__(self, schedule: Schedule, layout: SlotLayout, memories: list[ReplayMemory]) -> None:
         self.schedule, self.layout, self.memories = schedule, layout, memories
         # Last row that wrote each cell, plus 1.
-        self._stamp = np.zeros(layout.cells(layout.shared), np.int32)
+        self._stamp = np.zeros(layout.cell_count(layout.shared), np.int32)
         # Step of the local rows that were checked last, and the cells that they read. Step -1: the last rows checked
         # were remote ones.
         self._local_reads: tuple[int, Ints] = (-1, np.empty(0, np.int64))
@@ -52,10 +52,10 @@ class Replay:
         at = 0
         while at < len(bounds) - 1:
             upto = max(at + 1, int(np.searchsorted(cells, cells[at] + _CHUNK_CELLS, side="right")) - 1)
-            self._run_chunk(bounds[at : upto + 1])
+            self._run_phases(bounds[at : upto + 1])
             at = upto
 
-    def _run_chunk(self, bounds: Ints) -> None:
+    def _run_phases(self, bounds: Ints) -> None:
         """Check and carry out consecutive phases; `bounds` has the first row of each, then the end of the last."""
         check_rows(self.schedule, int(bounds[0]), int(bounds[-1]))
         batch = expand_cells(self.schedule, self.layout, bounds)
@@ -63,16 +63,11 @@ class Replay:
             self._run_phase(batch, slice(batch.ends[phase], batch.ends[phase + 1]), first)
 
     def _run_phase(self, batch: Batch, cells: slice, first: int) -> None:
-        """Check and carry out the transfers of one phase.
+        """Check and carry out one phase: the entries `cells` of `batch`, whose first row in the table is `first`.
 
         Several additions to one cell are carried out one after the other, in waves: each wave adds to a cell once.
-
-        Args:
-            batch: Rows of consecutive phases, expanded to cells.
-            cells: Entries of the batch that belong to this phase.
-            first: First row of the phase in the table.
         """
-        waves = self._check_cells(batch, cells, first)
+        waves = self._check_hazards(batch, cells, first)
         if waves is None:
             adds = np.flatnonzero(batch.add[cells])
             # No cell is written twice: one wave has all additions.
@@ -80,7 +75,10 @@ class Replay:
         read, write, sbuf, dbuf = batch.read[cells], batch.write[cells], batch.sbuf[cells], batch.dbuf[cells]
         moves, lower = np.flatnonzero(~batch.add[cells]), batch.lower[cells]
         for memory in self.memories:
-            source, target = _add_bases(read, sbuf, memory.bases), _add_bases(write, dbuf, memory.bases)
+            source, target = (
+                _to_memory_positions(read, sbuf, memory.bases),
+                _to_memory_positions(write, dbuf, memory.bases),
+            )
             if len(moves) == len(read):
                 memory.move(source, target)
             elif len(moves):
@@ -88,18 +86,14 @@ class Replay:
             for wave in waves:
                 memory.add(source[wave], target[wave], lower[wave])
 
-    def _check_cells(self, batch: Batch, cells: slice, first: int) -> list[NDArray[np.intp]] | None:
-        """Refuse hazards within a phase. Arguments: see `_run_phase`.
+    def _check_hazards(self, batch: Batch, cells: slice, first: int) -> list[NDArray[np.intp]] | None:
+        """Refuse hazards within a phase, with a `ScheduleError`. Arguments: see `_run_phase`.
 
-        Returns:
-            None if no cell is written twice. Otherwise the additions in waves, as indexes of entries of the phase.
-
-        Raises:
-            ScheduleError: At the first row that uses a cell which another row of its step writes.
+        Returns None if no cell is written twice; otherwise the additions in waves, as indexes of entries of the phase.
         """
         stamp, waves, step, row = self._stamp, None, int(self.schedule.step[first]), batch.row[cells]
-        read = _add_bases(batch.read[cells], batch.sbuf[cells], self.layout.shared)
-        write = _add_bases(batch.write[cells], batch.dbuf[cells], self.layout.shared)
+        read = _to_memory_positions(batch.read[cells], batch.sbuf[cells], self.layout.shared)
+        write = _to_memory_positions(batch.write[cells], batch.dbuf[cells], self.layout.shared)
         stamp[write] = row + 1
         # After several writes to one cell only the last row's number is in its stamp.
         if (stamp[write] != row + 1).any():
@@ -109,11 +103,11 @@ class Replay:
         # itself: that changes nothing.
         changed = (seen > first) & ((seen != row + 1) | (read != write))
         if changed.any():
-            self._raise_at_first(np.isin(write, read[changed]), row, "another row of its step reads")
+            self._raise_if_bad(np.isin(write, read[changed]), row, "another row of its step reads")
         local_step, local_reads = self._local_reads
         is_local = bool(self.schedule.src[first] == self.schedule.dst[first])
         if local_step == step and not is_local and (stamp[local_reads] > first).any():
-            self._raise_at_first(np.isin(write, local_reads), row, "a local row of its step reads")
+            self._raise_if_bad(np.isin(write, local_reads), row, "a local row of its step reads")
         if is_local:
             # A long phase of local rows was cut: collect the reads of all its parts.
             earlier_reads = local_reads if local_step == step else read[:0]
@@ -125,21 +119,15 @@ class Replay:
     def _split_into_waves(self, row: Ints, write: Ints) -> list[NDArray[np.intp]]:
         """Return the additions in waves: no wave writes a cell twice, and the writes to one cell keep their order.
 
-        If rows 0, 1 and 2 add to cells 5, 5 and 7, the waves are [0, 2] and [1].
-
-        Args:
-            row: (cells,) Row of each entry of the phase.
-            write: (cells,) Cell that each entry writes.
-
-        Raises:
-            ScheduleError: Several rows write one cell, and they are not all ADDs of one group.
+        If rows 0, 1 and 2 add to cells 5, 5 and 7, the waves are [0, 2] and [1]. Raises `ScheduleError` if several rows
+        write one cell, and they are not all ADDs of one group.
         """
         order = np.argsort(write, kind="stable")
         # Sorted by cell: whether an entry writes the same cell as the entry before it.
         again = np.append(False, write[order][1:] == write[order][:-1])
         group, op = self.schedule.group[row[order]], self.schedule.op[row[order]]
         together = (group[1:] == group[:-1]) & (group[1:] >= 0) & (op[1:] == Op.ADD) & (op[:-1] == Op.ADD)
-        self._raise_at_first(again & ~np.append(True, together), row[order], "another row of its step writes")
+        self._raise_if_bad(again & ~np.append(True, together), row[order], "another row of its step writes")
         firsts = np.flatnonzero(~again)
         # The n-th write of a cell is in wave n.
         nth = np.arange(len(write)) - np.repeat(firsts, np.diff(np.append(firsts, len(write))))
@@ -148,14 +136,8 @@ class Replay:
         by_wave = np.argsort(nth, kind="stable")
         return np.split(order[by_wave], np.cumsum(np.bincount(nth))[:-1])
 
-    def _raise_at_first(self, bad: Flags, row: Ints, conflict: str) -> None:
-        """Raise the error for the first row with a bad cell, if there is one.
-
-        Args:
-            bad: (cells,) Whether each cell breaks the rule.
-            row: (cells,) Row of each cell.
-            conflict: Which other row uses the cell, as a clause.
-        """
+    def _raise_if_bad(self, bad: Flags, row: Ints, conflict: str) -> None:
+        """Raise a `ScheduleError` for the first row with a bad cell, if any. `conflict` is the use by another row."""
         if bad.any():
             raise hazard_error(self.schedule, int(row[int(bad.argmax())]), conflict)
 
@@ -166,30 +148,31 @@ class Replay:
             ScheduleError: If a rank's result is wrong, or differs between ranks in the last bit.
         """
         by_rank = self.schedule.algorithm in IN_RANK_ORDER
-        firsts = [self._first_result(memory) if memory.ordered and not by_rank else None for memory in self.memories]
+        firsts = [
+            self._first_rank_result(memory) if memory.ordered and not by_rank else None for memory in self.memories
+        ]
         faults: dict[int, tuple[int, int]] = {}
-        for piece in self.layout.sweep(Buffer.OUT):
+        for piece in self.layout.buffer_pieces(Buffer.OUT):
             for number, (memory, first) in enumerate(zip(self.memories, firsts, strict=True)):
-                fault = None if number in faults else self._find_fault(memory, first, piece)
+                fault = None if number in faults else self._find_wrong_value(memory, first, piece)
                 if fault is not None:
                     faults[number] = fault
         if faults:
             # The first memory's fault: a wrong sum explains more than a wrong order of operands.
-            raise explain_error(self.schedule, *faults[min(faults)])
+            raise wrong_result_error(self.schedule, *faults[min(faults)])
 
-    def _first_result(self, memory: ReplayMemory) -> Words:
+    def _first_rank_result(self, memory: ReplayMemory) -> Words:
         """Return the OUT of rank 0, one value for each slot."""
         slot = np.arange(self.layout.lines, dtype=np.int32)
-        values: Words = memory.values[memory.bases[Buffer.OUT] + self.layout.locate(np.zeros_like(slot), slot)]
+        values: Words = memory.values[memory.bases[Buffer.OUT] + self.layout.find_cells(np.zeros_like(slot), slot)]
         return values
 
-    def _find_fault(self, memory: ReplayMemory, first: Words | None, piece: Sweep) -> tuple[int, int] | None:
+    def _find_wrong_value(
+        self, memory: ReplayMemory, first: Words | None, piece: BufferPiece
+    ) -> tuple[int, int] | None:
         """Return the first (rank, slot) of a piece of OUT that holds a wrong value; None if all values are right.
 
-        Args:
-            memory: The memory to look at.
-            first: The result of rank 0, which all ranks must have; None: compare with the collective's definition.
-            piece: The piece of OUT.
+        `first` is the result of rank 0, which all ranks must have; None: compare with the collective's definition.
         """
         start = memory.bases[Buffer.OUT] + piece.cells.start
         cells = slice(start, start + len(piece.rank))
@@ -211,7 +194,7 @@ class Replay:
         return None
 
 
-def _add_bases(cells: Ints, buffer: NDArray[np.uint8], bases: Bases) -> Ints:
+def _to_memory_positions(cells: Ints, buffer: NDArray[np.uint8], bases: Bases) -> Ints:
     """Return positions in a whole memory of cells that count from the first cell of their buffers."""
     # Usually all cells are in one buffer, and have one base.
     alike = (buffer == buffer[0]).all()

@@ -19,7 +19,7 @@ class Origin(NamedTuple):
     slot: int
 
 
-def contributors(schedule: Schedule, rank: int, slot: int) -> Counter[Origin]:
+def count_contributors(schedule: Schedule, rank: int, slot: int) -> Counter[Origin]:
     """Return how often each initial value enters the final value of a slot of OUT on a rank.
 
     The rows are followed backwards from that slot. A right all-reduce counts each rank's IN once.
@@ -45,7 +45,7 @@ def contributors(schedule: Schedule, rank: int, slot: int) -> Counter[Origin]:
     return Counter({Origin(r, Buffer(b), at): times for (r, b, at), times in demand.items() if times})
 
 
-def expected_contributors(schedule: Schedule, rank: int, slot: int) -> Counter[Origin]:
+def count_expected_contributors(schedule: Schedule, rank: int, slot: int) -> Counter[Origin]:
     """Return how often each initial value must enter a slot of OUT, by the definition of the collective.
 
     Args:
@@ -91,7 +91,7 @@ def hazard_error(schedule: Schedule, row: int, conflict: str) -> ScheduleError:
     )
 
 
-def explain_error(schedule: Schedule, rank: int, slot: int) -> ScheduleError:
+def wrong_result_error(schedule: Schedule, rank: int, slot: int) -> ScheduleError:
     """Return the error for a wrong result, with the inputs that reached it and those that should have.
 
     Args:
@@ -99,8 +99,8 @@ def explain_error(schedule: Schedule, rank: int, slot: int) -> ScheduleError:
         rank: Rank with the wrong result.
         slot: Slot of OUT that is wrong.
     """
-    got, want = contributors(schedule, rank, slot), expected_contributors(schedule, rank, slot)
-    step = _last_write(schedule, rank, slot)
+    got, want = count_contributors(schedule, rank, slot), count_expected_contributors(schedule, rank, slot)
+    step = _last_write_step(schedule, rank, slot)
     subject = f"{schedule!r}: slot {slot} of the result of rank {rank}, last written in step {step},"
     missing, surplus = sorted(want - got), sorted(got - want)
     problems = []
@@ -124,7 +124,7 @@ def explain_error(schedule: Schedule, rank: int, slot: int) -> ScheduleError:
     )
 
 
-def _last_write(schedule: Schedule, rank: int, slot: int) -> int | None:
+def _last_write_step(schedule: Schedule, rank: int, slot: int) -> int | None:
     """Return the step in which a slot of OUT was last written on a rank; None if it never was."""
     s = schedule
     rows = (s.dst == rank) & (s.dbuf == Buffer.OUT) & (s.dslot <= slot) & (slot < s.dslot + s.count)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .hazards import cell_numbers, cells_of
+from .hazards import cell_numbers, cells_in_ranges
 from .pattern import Ints
 from .schedule import Buffer, Op, Schedule
 
@@ -35,7 +35,7 @@ class _Links(NamedTuple):
     shift: Ints  # One number for the copy's source buffer and for source slot - target slot
 
 
-def fuse(schedule: Schedule, selected: Flags) -> Fused:
+def find_fusable_copies(schedule: Schedule, selected: Flags) -> Fused:
     """Find copies into SCRATCH that are not needed, as the next ADD can read the copy's source itself.
 
     Args:
@@ -48,8 +48,8 @@ def fuse(schedule: Schedule, selected: Flags) -> Fused:
     copies &= selected[schedule.src]
     if not copies.any():
         return Fused(copies, base_buffer, base_slot)
-    links, blocked = _find_links(schedule, selected, copies)
-    dropped, fusable = _choose_copies(schedule, links, copies & ~blocked)
+    links, blocked = _link_copies_to_adds(schedule, selected, copies)
+    dropped, fusable = _choose_copies_to_drop(schedule, links, copies & ~blocked)
     chosen = fusable[links.add]
     add, copy = links.add[chosen], links.copy[chosen]
     base_buffer[add] = schedule.sbuf[copy]
@@ -58,19 +58,13 @@ def fuse(schedule: Schedule, selected: Flags) -> Fused:
     return Fused(dropped, base_buffer, base_slot)
 
 
-def _find_links(schedule: Schedule, selected: Flags, copies: Flags) -> tuple[_Links, Flags]:
-    """Find the cells that a local copy fills and an ADD touches next.
+def _link_copies_to_adds(schedule: Schedule, selected: Flags, copies: Flags) -> tuple[_Links, Flags]:
+    """Return the cells that a local copy fills and an ADD touches next, and (rows,) which copies must be made.
 
-    Args:
-        schedule: The table.
-        selected: (size,) Whether to look at each rank.
-        copies: (rows,) Whether each row is a local copy into SCRATCH.
-
-    Returns:
-        The links, and (rows,) whether the row is a copy that must be made: a row other than the ADD reads it, or its
-        source changes before the ADD.
+    A copy must be made if a row other than the ADD reads it, or if its source changes before the ADD. `selected`
+    (size,) says which ranks to look at, `copies` (rows,) which rows are local copies into SCRATCH.
     """
-    cell, row, write = _scratch_accesses(schedule, selected)
+    cell, row, write = _list_scratch_accesses(schedule, selected)
     # Accesses are sorted by cell: `follows` says whether the next access is to the same cell.
     follows = np.append(cell[1:] == cell[:-1], False)
     is_copy = write & copies[row]
@@ -82,15 +76,15 @@ def _find_links(schedule: Schedule, selected: Flags, copies: Flags) -> tuple[_Li
     # A copied cell is linked if an ADD into it comes next.
     chosen = is_copy & add_next
     copy, add = row[chosen], next_row[chosen]
-    source = _copied_cells(schedule, copy, cell[chosen])
-    blocked[copy[_find_overwritten(schedule, source, copy, add)]] = True
+    source = _find_copied_cells(schedule, copy, cell[chosen])
+    blocked[copy[_find_overwritten_sources(schedule, source, copy, add)]] = True
     # An ADD can read the sources of its copies if all have one buffer and one distance: make one number of both.
     stride = np.int64(1) << 33
     shift = schedule.sbuf[copy] * stride + (schedule.sslot[copy].astype(np.int64) - schedule.dslot[copy])
     return _Links(copy, add, shift), blocked
 
 
-def _scratch_accesses(schedule: Schedule, selected: Flags) -> tuple[Ints, Ints, Flags]:
+def _list_scratch_accesses(schedule: Schedule, selected: Flags) -> tuple[Ints, Ints, Flags]:
     """Return all accesses to SCRATCH as columns: cell, row, whether it writes. Sorted by cell, then in table order."""
     parts: list[tuple[Ints, Ints, Flags]] = []
     for rank, buffer, slot, reads_or_writes in (
@@ -99,7 +93,7 @@ def _scratch_accesses(schedule: Schedule, selected: Flags) -> tuple[Ints, Ints, 
     ):
         rows = np.flatnonzero((buffer == Buffer.SCRATCH) & selected[rank])
         first = cell_numbers(schedule, rank[rows], buffer[rows], slot[rows], shared=False)
-        cell, owner = cells_of(first, schedule.count[rows])
+        cell, owner = cells_in_ranges(first, schedule.count[rows])
         parts.append((cell, rows[owner], np.full(len(cell), reads_or_writes)))
     # Reads by senders first, then writes at receivers: one column for each item.
     cell, row, write = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -107,13 +101,10 @@ def _scratch_accesses(schedule: Schedule, selected: Flags) -> tuple[Ints, Ints, 
     return cell[order], row[order], write[order]
 
 
-def _copied_cells(schedule: Schedule, copy: Ints, cell: Ints) -> tuple[Ints, Ints]:
-    """Return for each linked copy the cell that it reads and the cell that it writes, where buffers share memory.
+def _find_copied_cells(schedule: Schedule, copy: Ints, cell: Ints) -> tuple[Ints, Ints]:
+    """Return for each linked copy the cell that it reads and the one that it writes, where buffers share memory.
 
-    Args:
-        schedule: The table.
-        copy: Rows of the copies.
-        cell: Cells in SCRATCH that they write, where buffers share no memory.
+    `cell` has the cells in SCRATCH that the copies write, numbered for buffers that share no memory.
     """
     target = cell_numbers(schedule, schedule.dst[copy], schedule.dbuf[copy], schedule.dslot[copy], shared=False)
     offset = cell - target
@@ -122,19 +113,15 @@ def _copied_cells(schedule: Schedule, copy: Ints, cell: Ints) -> tuple[Ints, Int
     return source, written
 
 
-def _find_overwritten(schedule: Schedule, cells: tuple[Ints, Ints], copy: Ints, add: Ints) -> Flags:
+def _find_overwritten_sources(schedule: Schedule, cells: tuple[Ints, Ints], copy: Ints, add: Ints) -> Flags:
     """Return (links,) whether the source of the copy changes before the ADD, or while the ADD writes another cell.
 
-    Args:
-        schedule: The table.
-        cells: For each link the cell that the copy reads, and the one that it writes, where buffers share memory.
-        copy: Row of the copy of each link.
-        add: Row of its ADD.
+    `cells` are those of `_find_copied_cells`; `copy` and `add` are the rows of each link.
     """
     source, target = cells
     rows = np.flatnonzero(np.isin(schedule.dst, schedule.dst[copy]))
     first = cell_numbers(schedule, schedule.dst[rows], schedule.dbuf[rows], schedule.dslot[rows], shared=True)
-    cell, owner = cells_of(first, schedule.count[rows])
+    cell, owner = cells_in_ranges(first, schedule.count[rows])
     span = np.int64(len(schedule) + 1)
     # Key of a write: cell * span + row. Bisection finds the first write to a cell after a row.
     written = np.sort(cell * span + rows[owner])
@@ -144,18 +131,10 @@ def _find_overwritten(schedule: Schedule, cells: tuple[Ints, Ints], copy: Ints, 
     return changed
 
 
-def _choose_copies(schedule: Schedule, links: _Links, candidates: Flags) -> tuple[Flags, Flags]:
-    """Choose the copies to drop, and the ADDs that read the sources of these copies.
+def _choose_copies_to_drop(schedule: Schedule, links: _Links, candidates: Flags) -> tuple[Flags, Flags]:
+    """Return (rows,) which copies to drop, and (rows,) which ADDs read the sources of these copies.
 
-    An ADD needs all its copies dropped, and a copy all its ADDs: remove candidates until nothing changes.
-
-    Args:
-        schedule: The table.
-        links: Cells that a copy fills and an ADD touches next.
-        candidates: (rows,) Whether each row is a copy that may be dropped.
-
-    Returns:
-        (rows,) whether the row is a copy to drop; (rows,) whether it is an ADD that reads sources of copies.
+    An ADD needs all its copies dropped, and a copy all its ADDs: candidates are removed until nothing changes.
     """
     rows = len(schedule)
     while True:

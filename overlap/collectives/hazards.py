@@ -28,10 +28,10 @@ class Access:
     copied: NDArray[np.bool_] | None = None
 
 
-def cells_of(first: Ints, count: Ints) -> tuple[Ints, Ints]:
+def cells_in_ranges(first: Ints, count: Ints) -> tuple[Ints, Ints]:
     """Return all cells of the ranges [first, first + count), and for each cell the index of its range.
 
-    cells_of([4, 9], [2, 3]) returns [4, 5, 9, 10, 11] and [0, 0, 1, 1, 1].
+    cells_in_ranges([4, 9], [2, 3]) returns [4, 5, 9, 10, 11] and [0, 0, 1, 1, 1].
     """
     if (count == 1).all():
         return first, np.arange(len(first))
@@ -82,22 +82,24 @@ def find_waits(
     first = np.flatnonzero(np.diff(queue, prepend=-1))
     # Position of each step in its queue, from 1.
     nth = np.arange(len(queue)) - np.repeat(first, np.diff(np.append(first, len(queue)))) + 1
-    cell, task, write, changes, of_input = _order_accesses(schedule, row, accesses)
+    cell, task, write, changes, of_input = _sort_accesses_by_cell(schedule, row, accesses)
     copies = bool((write & ~changes).any())
-    # A number for each cell: cells are further apart than the largest position, as `_largest_before` requires.
+    # A number for each cell: cells are further apart than the largest position, as `_largest_earlier_values` requires.
     segment = np.cumsum(np.diff(cell, prepend=-1) != 0) * np.int64(len(row) + 2)
     waits: list[list[tuple[int, int]]] = [[] for _ in range(len(row))]
     for other_lane in np.unique(lane).tolist():
         done = np.where(lane[task] == other_lane, nth[task], 0)
         # A write waits for all earlier accesses of its cell in the other lane, a read for earlier writes.
-        need = np.where(write, _largest_before(segment, done), _largest_before(segment, np.where(write, done, 0)))
+        need = np.where(
+            write, _largest_earlier_values(segment, done), _largest_earlier_values(segment, np.where(write, done, 0))
+        )
         if copies:
             # A read of IN need not wait for a copy of the input onto itself.
-            need = np.where(of_input, _largest_before(segment, np.where(changes, done, 0)), need)
+            need = np.where(of_input, _largest_earlier_values(segment, np.where(changes, done, 0)), need)
         per_task = np.zeros(len(row), np.int64)
         np.maximum.at(per_task, task, np.where(lane[task] == other_lane, 0, need))
         # A queue works in order: a step waits only for more steps than the earlier steps of its queue wait for.
-        fresh = per_task > _largest_before(queue * np.int64(len(row) + 2), per_task)
+        fresh = per_task > _largest_earlier_values(queue * np.int64(len(row) + 2), per_task)
         for step, n in zip(np.flatnonzero(fresh).tolist(), per_task[fresh].tolist(), strict=True):
             waits[step].append((other_lane, n))
     return [tuple(w) for w in waits]
@@ -113,18 +115,12 @@ class _AccessHistory(NamedTuple):
     input: NDArray[np.bool_]  # Whether it is a read of IN
 
 
-def _order_accesses(schedule: Schedule, row: Ints, accesses: Sequence[Access]) -> _AccessHistory:
-    """Return all accesses of cells, ordered by cell and then by row.
-
-    Args:
-        schedule: The table.
-        row: Table row of each step.
-        accesses: Everything that steps read and write.
-    """
+def _sort_accesses_by_cell(schedule: Schedule, row: Ints, accesses: Sequence[Access]) -> _AccessHistory:
+    """Return all accesses of cells, ordered by cell and then by row; `row` is the table row of each step."""
     columns: list[tuple[NDArray[np.generic], ...]] = []
     for access in accesses:
         first = cell_numbers(schedule, access.rank, access.buffer, access.slot, shared=True)
-        cell, owner = cells_of(first, access.count)
+        cell, owner = cells_in_ranges(first, access.count)
         write = np.full(len(cell), access.write)
         changes = write if access.copied is None else ~access.copied[owner]
         columns.append((cell, access.task[owner], write, changes, ~write & (access.buffer[owner] == Buffer.IN)))
@@ -133,14 +129,11 @@ def _order_accesses(schedule: Schedule, row: Ints, accesses: Sequence[Access]) -
     return _AccessHistory(*(column[order] for column in timeline))  # type: ignore[arg-type]
 
 
-def _largest_before(segment: Ints, value: Ints) -> Ints:
+def _largest_earlier_values(segment: Ints, value: Ints) -> Ints:
     """Return for each entry the largest `value` among the earlier entries of its segment; 0 if there is none.
 
-    Segments 10, 10, 10, 20 with values 3, 1, 5, 2 give 0, 3, 3, 0.
-
-    Args:
-        segment: (entries,) Number of the segment, ascending; two numbers differ by more than the largest value.
-        value: (entries,) Values, 0 or more.
+    Segments 10, 10, 10, 20 with values 3, 1, 5, 2 give 0, 3, 3, 0. Numbers of segments ascend, and two of them differ
+    by more than the largest value. Values are 0 or more.
     """
     # A running maximum of segment + value forgets earlier segments: every sum of a later segment is larger.
     best = np.maximum.accumulate(segment + value)

@@ -13,7 +13,7 @@ from zlib import crc32
 
 import numpy as np
 
-from ..errors import UsageError, shown
+from ..errors import UsageError, argument_text
 
 Shape = tuple[int, ...]
 
@@ -158,7 +158,7 @@ def check_counts(kind: Collective, counts: object, ranks: int) -> Counts:
     except (TypeError, ValueError):  # rows of the table differ in length
         rows = np.empty(0)
     if rows.shape != shape or (rows.dtype.kind not in "iu"):
-        raise UsageError(f"counts: {kind.value} on {ranks} ranks needs {numbers} of rows, got {shown(counts)}")
+        raise UsageError(f"counts: {kind.value} on {ranks} ranks needs {numbers} of rows, got {argument_text(counts)}")
     flat = tuple(rows.reshape(-1).tolist())
     if min(flat) < 0:
         raise UsageError(
@@ -194,7 +194,7 @@ def agreed_shape(kind: Collective, shape: Shape, counts: Counts, ranks: int, ran
     return (sum(counts), *shape[1:]), counts
 
 
-def result_rows(kind: Collective, counts: Counts, ranks: int, rank: int) -> int:
+def result_row_count(kind: Collective, counts: Counts, ranks: int, rank: int) -> int:
     """Return the number of rows of a rank's result.
 
     Args:
@@ -207,7 +207,7 @@ def result_rows(kind: Collective, counts: Counts, ranks: int, rank: int) -> int:
     return sum(counts[got.start : got.stop : got.step])
 
 
-def whole_rows(kind: Collective, shape: Shape, counts: Counts, ranks: int) -> int:
+def largest_row_count(kind: Collective, shape: Shape, counts: Counts, ranks: int) -> int:
     """Return the number of rows of the largest input or result of any rank, which counts as the collective's size.
 
     Args:

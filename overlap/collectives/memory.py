@@ -22,7 +22,7 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _HALF = np.uint64(32)
 
 
-def combine(lower: Words, higher: Words) -> Words:
+def combine_order_sensitively(lower: Words, higher: Words) -> Words:
     """Return a stand-in for an ADD: a value that depends on operand order and parenthesisation.
 
     Args:
@@ -56,7 +56,7 @@ class Fingerprint:
         self.of_slot: NDArray[np.uint64] = random.integers(0, 2**64, schedule.slots[0], np.uint64)
         self.unwritten: np.uint64 = random.integers(0, 2**64, dtype=np.uint64)
 
-    def initial(self, rank: Ints, slot: Ints) -> Words:
+    def input_values(self, rank: Ints, slot: Ints) -> Words:
         """Return the input values: entry i is that of slot `slot[i]` of IN on rank `rank[i]`."""
         value: Words = self.of_rank[rank] * self.of_slot[slot]
         return value
@@ -73,12 +73,12 @@ class Fingerprint:
             values: Words = sums[rank * k + slot if s.collective == "reduce_scatter" else slot]
             return values
         if s.collective in ("all_gather", "gather"):
-            return self.initial(slot // k, slot % k)
+            return self.input_values(slot // k, slot % k)
         if s.collective == "all_to_all":
-            return self.initial(slot // k, rank * k + slot % k)
+            return self.input_values(slot // k, rank * k + slot % k)
         if s.collective == "permute":
-            return self._permute_values(rank, slot)
-        return self.initial(np.full(1, s.root), rank * k + slot if s.collective == "scatter" else slot)
+            return self._expected_permute_values(rank, slot)
+        return self.input_values(np.full(1, s.root), rank * k + slot if s.collective == "scatter" else slot)
 
     def fold_in_order(self, rank: Ints, slot: Ints) -> Words:
         """Return the expected values of slots of OUT if the inputs of ranks 0, 1, 2, ... are combined in this order."""
@@ -87,26 +87,26 @@ class Fingerprint:
         of_slot = self.of_slot[rank * s.slots_per_block + slot if s.collective == "reduce_scatter" else slot]
         total: Words = self.of_rank[0] * of_slot
         for other in self.of_rank[1:]:
-            total = combine(total, other * of_slot)
+            total = combine_order_sensitively(total, other * of_slot)
         return total
 
-    def _permute_values(self, rank: Ints, slot: Ints) -> Words:
+    def _expected_permute_values(self, rank: Ints, slot: Ints) -> Words:
         """Return the values that a permute delivers; `unwritten` on a rank that is no pair's destination."""
         source = np.full(self.schedule.size, -1)
         for src, dst in self.schedule.pairs:
             source[dst] = src
-        return np.where(source[rank] < 0, self.unwritten, self.initial(source[rank], slot))
+        return np.where(source[rank] < 0, self.unwritten, self.input_values(source[rank], slot))
 
 
 Bases: TypeAlias = tuple[int, int, int]
 """First cells of IN, OUT and SCRATCH."""
 
 # Cells handled at once where a whole buffer is walked through.
-_SWEEP_CELLS = 1 << 15
+_CELLS_PER_PIECE = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class BufferPiece:
     """A contiguous piece of a buffer's memory. Columns have one entry for each cell."""
 
     cells: slice  # Cells of the piece, counted from the first cell of the buffer
@@ -146,11 +146,11 @@ class SlotLayout:
         self._dtype: type[np.signedinteger] = np.int32 if 5 * stride < 2**31 else np.int64
         self._skew: Ints = (np.arange(self.size) % self.lines).astype(self._dtype)
 
-    def cells(self, bases: Bases) -> int:
+    def cell_count(self, bases: Bases) -> int:
         """Return the number of cells of a memory whose buffers begin at `bases`."""
         return max(bases) + self.lines * self.size
 
-    def locate(self, rank: Ints, slot: Ints) -> Ints:
+    def find_cells(self, rank: Ints, slot: Ints) -> Ints:
         """Return the cell of slot `slot[i]` on rank `rank[i]`, counted from the first cell of the slot's buffer."""
         # The inverse of the skew: the line of a slot on a rank, wrapped to 0 ... lines - 1 without a division.
         line = slot - (rank if self.lines >= self.size else self._skew[rank])
@@ -161,17 +161,17 @@ class SlotLayout:
         line += rank
         return line
 
-    def sweep(self, buffer: Buffer) -> Iterator[Sweep]:
+    def buffer_pieces(self, buffer: Buffer) -> Iterator[BufferPiece]:
         """Yield all cells of a buffer in pieces, in the order of memory."""
         ranks, skew = np.arange(self.size), self._skew.astype(np.intp)
-        step = max(1, _SWEEP_CELLS // self.size)
+        step = max(1, _CELLS_PER_PIECE // self.size)
         for start in range(0, self.lines, step):
             line = np.arange(start, min(start + step, self.lines))
             # A line has one slot of each rank, skewed by rank; slots beyond the last line wrap around.
             slot = (line[:, None] + skew).reshape(-1)
             slot -= (slot >= self.lines) * np.intp(self.lines)
             cells = slice(start * self.size, start * self.size + len(slot))
-            yield Sweep(cells, np.tile(ranks, len(line)), slot, slot < self.slots[buffer])
+            yield BufferPiece(cells, np.tile(ranks, len(line)), slot, slot < self.slots[buffer])
 
 
 class ReplayMemory:
@@ -186,7 +186,7 @@ class ReplayMemory:
 
     bases: Bases
     prints: list[Fingerprint]
-    ordered: bool  # Whether ADD combines by `combine`, which depends on the order of operands
+    ordered: bool  # Whether ADD combines by `combine_order_sensitively`, which depends on the order of operands
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class ReplayMemory:
         room_for_copy: bool = False,
     ) -> None:
         self.bases, self.prints, self.ordered = bases, prints, False
-        cells = layout.cells(layout.second if room_for_copy else bases)
+        cells = layout.cell_count(layout.second if room_for_copy else bases)
         self.values: Words = np.empty((cells, len(prints)), np.uint64)  # a column for each fingerprint
         inputs = slice(bases[Buffer.IN], bases[Buffer.IN] + layout.lines * layout.size)
         self._write_inputs(layout, self.values[inputs])
@@ -210,19 +210,15 @@ class ReplayMemory:
     def order_sensitive_copy(self, layout: SlotLayout) -> ReplayMemory:
         """Return a second memory in which a + b and b + a differ, so that a replay detects the order of operands.
 
-        It combines with `combine` instead of by adding, and shares this one's inputs, which no row can write.
+        It combines with `combine_order_sensitively` instead of by adding, and shares this one's inputs, which no row
+        can write.
         """
         second = copy(self)
         second.bases, second.ordered = layout.second, True
         return second
 
     def _write_inputs(self, layout: SlotLayout, inputs: Words) -> None:
-        """Write the input values of all ranks and slots, line after line, one column for each fingerprint.
-
-        Args:
-            layout: Positions of slots.
-            inputs: (cells of IN, fingerprints) The memory to write.
-        """
+        """Write the input values of all ranks and slots, line after line; `inputs` has a column per fingerprint."""
         lines, size = layout.lines, layout.size
         for column, fingerprint in enumerate(self.prints):
             of_slot = np.zeros(lines, np.uint64)
@@ -250,6 +246,8 @@ class ReplayMemory:
         """
         present, incoming = self.values[target], self.values[source]
         if self.ordered:
-            self.values[target] = combine(np.where(lower, incoming, present), np.where(lower, present, incoming))
+            self.values[target] = combine_order_sensitively(
+                np.where(lower, incoming, present), np.where(lower, present, incoming)
+            )
         else:
             self.values[target] = present + incoming

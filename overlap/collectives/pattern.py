@@ -58,7 +58,7 @@ def owner_column(size: int, parts: int = 1) -> Ints:
     return np.tile(np.arange(size, dtype=np.int32), parts)
 
 
-def flat_columns(*columns: Ints | int) -> list[Ints]:
+def flatten_columns(*columns: Ints | int) -> list[Ints]:
     """Broadcast columns against each other, and return them as flat columns of one length."""
     return [column.reshape(-1).astype(np.int32) for column in np.broadcast_arrays(*columns)]
 
@@ -114,13 +114,7 @@ class _Edges:
 
 
 def _join_edges(pattern: Pattern, slots: Ints, flag: NDArray[np.bool_]) -> _Edges:
-    """Join consecutive edges of one message: same ends, step and channel, and adjacent slots.
-
-    Args:
-        pattern: The pattern.
-        slots: (edges,) Slot of each edge's chunk.
-        flag: (edges,) A property of edges: only edges that agree in it are joined.
-    """
+    """Join consecutive edges with the same ends, step, channel and `flag` whose chunks have adjacent `slots`."""
     p = pattern
     if not (p.src[1:] == p.src[:-1]).any():
         return _Edges(p.step, p.src, p.dst, slots, flag, 1, p.channel, p.group)
@@ -135,13 +129,8 @@ def _add_forward_rows(
 ) -> None:
     """Add the forward reading: owners send from `source`, other ranks pass on the chunks in OUT.
 
-    Args:
-        table: Table to extend.
-        pattern: Pattern to read.
-        slot: (chunks,) Slot of each chunk in OUT.
-        start: First step.
-        source: Buffer that owners send from.
-        block_slots: Slots of a block, if `source` holds only the owner's block; None: it is laid out as OUT.
+    `slot` has the slot of each chunk in OUT. `block_slots` is the length of a block if `source` holds only the owner's
+    block; None: `source` is laid out as OUT.
     """
     owner_sends = pattern.owner[pattern.chunk] == pattern.src
     edges = _join_edges(pattern, slot[pattern.chunk], owner_sends)  # `edges.flag`: whether the owner sends
@@ -149,7 +138,7 @@ def _add_forward_rows(
     sslot = edges.slot
     if block_slots is not None:  # `source` begins with the owner's block, OUT with that of rank 0
         sslot = np.where(edges.flag, edges.slot - edges.src * np.int32(block_slots), edges.slot)
-    table.move(
+    table.add_moves(
         edges.step + np.int32(start), edges.src, edges.dst, (buffer, sslot), (Buffer.OUT, edges.slot),
         count=edges.count, channel=edges.channel, group=edges.group,
     )  # fmt: skip
@@ -158,48 +147,38 @@ def _add_forward_rows(
 def _add_backward_rows(table: TableWriter, pattern: Pattern, slot: Ints) -> None:
     """Add the backward reading: leaves send from IN; inner ranks copy IN to SCRATCH, and add to the copy.
 
-    Args:
-        table: Table to extend.
-        pattern: Pattern to read: the caller passes `Pattern.backward`.
-        slot: (chunks,) Slot of each chunk in IN and SCRATCH.
+    The caller passes `Pattern.backward`. `slot` has the slot of each chunk in IN and SCRATCH.
     """
     slots = slot[pattern.chunk]
     # (ranks, slots): whether a rank adds up this slot, because it owns it or passes it on.
     inner = np.zeros((pattern.size, len(slot)), np.bool_)
     inner[pattern.src, slots] = True
     inner[pattern.owner, slot] = True
-    _add_copies(table, inner)
+    _add_input_copies(table, inner)
     # An edge from `src` to `dst` becomes a message from `dst` to `src`, and the last step becomes the first.
     edges = _join_edges(pattern, slots, inner[pattern.dst, slots])
     source = np.where(edges.flag, np.int8(Buffer.SCRATCH), np.int8(Buffer.IN))
     columns = (edges.step, edges.dst, edges.src, edges.slot, edges.channel, edges.group, source)
-    when, src, dst, cell, channel, group, source = _last_step_first(columns)
-    count = edges.count if isinstance(edges.count, int) else _last_step_first((edges.step, edges.count))[1]
+    when, src, dst, cell, channel, group, source = _sort_last_step_first(columns)
+    count = edges.count if isinstance(edges.count, int) else _sort_last_step_first((edges.step, edges.count))[1]
     step = np.int32(pattern.steps - 1) - when
-    table.add(step, src, dst, (source, cell), (Buffer.SCRATCH, cell), count=count, channel=channel, group=group)
+    table.add_reductions(
+        step, src, dst, (source, cell), (Buffer.SCRATCH, cell), count=count, channel=channel, group=group
+    )
 
 
-def _add_copies(table: TableWriter, inner: NDArray[np.bool_]) -> None:
-    """Add the local rows of step 0 that copy IN to SCRATCH.
-
-    Args:
-        table: Table to extend.
-        inner: (ranks, slots) Whether to copy a slot on a rank. Adjacent slots become one row.
-    """
+def _add_input_copies(table: TableWriter, inner: NDArray[np.bool_]) -> None:
+    """Add local rows of step 0 that copy slots from IN to SCRATCH, where `inner` (ranks, slots) is true."""
     # With False added on both sides, a run of slots starts where the flag rises, and ends where it falls.
     framed = np.zeros((inner.shape[0], inner.shape[1] + 2), np.int8)
     framed[:, 1:-1] = inner
     change = np.diff(framed, axis=1)
     (rank, first), (_, last) = np.nonzero(change == 1), np.nonzero(change == -1)
-    table.move(0, rank, rank, (Buffer.IN, first), (Buffer.SCRATCH, first), count=last - first)
+    table.add_moves(0, rank, rank, (Buffer.IN, first), (Buffer.SCRATCH, first), count=last - first)
 
 
-def _last_step_first(columns: Sequence[Ints]) -> list[Ints]:
-    """Return columns sorted by descending step, with the rows of one step in the same order as before.
-
-    Args:
-        columns: The first is the step, in ascending order.
-    """
+def _sort_last_step_first(columns: Sequence[Ints]) -> list[Ints]:
+    """Return columns sorted by descending step, stably. The first column is the step, in ascending order."""
     step = columns[0]
     per_step = int(np.count_nonzero(step == step[0])) if len(step) else 1
     blocks = len(step) // per_step
@@ -211,21 +190,13 @@ def _last_step_first(columns: Sequence[Ints]) -> list[Ints]:
 
 
 def _add_final_rows(table: TableWriter, step: int, owner: Ints, slot: Ints, target: Ints) -> None:
-    """Add the local rows that finalise sums: each owner moves its chunks from SCRATCH to OUT.
-
-    Args:
-        table: Table to extend.
-        step: Step of the rows.
-        owner: (chunks,) Owner of each chunk.
-        slot: (chunks,) Slot of the chunk's sum in SCRATCH.
-        target: (chunks,) Slot of the chunk's result in OUT.
-    """
+    """Add the local rows that finalise sums: owners move chunks from `slot` of SCRATCH to `target` of OUT."""
     order = np.lexsort((slot, owner))
     owner, slot, target = owner[order], slot[order], target[order]
     first = adjacent_runs(slot, target, same=(owner,))
     count = np.diff(np.append(first, len(slot)))
     cells = (Buffer.SCRATCH, slot[first]), (Buffer.OUT, target[first])
-    table.move(step, owner[first], owner[first], *cells, count=count)
+    table.add_moves(step, owner[first], owner[first], *cells, count=count)
 
 
 def _slots_by_rank(pattern: Pattern) -> Ints:
@@ -241,7 +212,7 @@ def all_gather(algorithm: str, pattern: Pattern) -> Schedule:
     """Return the all-gather of a pattern in which every rank owns one block: the forward reading."""
     table, k = TableWriter(), pattern.parts
     ranks = np.arange(pattern.size, dtype=np.int32)
-    table.move(0, ranks, ranks, (Buffer.IN, 0), (Buffer.OUT, ranks * k), count=k)
+    table.add_moves(0, ranks, ranks, (Buffer.IN, 0), (Buffer.OUT, ranks * k), count=k)
     _add_forward_rows(table, pattern, _slots_by_rank(pattern), start=0, source=Buffer.IN, block_slots=k)
     return table.build("all_gather", algorithm, pattern.size, slots_per_block=k)
 
@@ -249,7 +220,7 @@ def all_gather(algorithm: str, pattern: Pattern) -> Schedule:
 def broadcast(algorithm: str, pattern: Pattern, root: int) -> Schedule:
     """Return the broadcast of a pattern in which the root owns every chunk: the forward reading."""
     table, k = TableWriter(), len(pattern.owner)
-    table.move(0, root, root, (Buffer.IN, 0), (Buffer.OUT, 0), count=k)
+    table.add_moves(0, root, root, (Buffer.IN, 0), (Buffer.OUT, 0), count=k)
     _add_forward_rows(table, pattern, np.arange(k, dtype=np.int32), start=0, source=Buffer.IN)
     return table.build("broadcast", algorithm, pattern.size, slots_per_block=k, root=root)
 

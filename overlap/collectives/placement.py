@@ -82,7 +82,7 @@ class Placement(ABC):
         """Return the two ends of a wire as text, by the wire's number."""
 
 
-def place(cluster: Cluster, ranks: Sequence[int] | None = None) -> Placement:
+def place_group(cluster: Cluster, ranks: Sequence[int] | None = None) -> Placement:
     """Place a group on a cluster.
 
     Args:
@@ -96,10 +96,10 @@ def place(cluster: Cluster, ranks: Sequence[int] | None = None) -> Placement:
     for rank in group[(group < 0) | (group >= cluster.world_size)].tolist():
         # Only ranks that do not exist come here.
         cluster.place(rank)  # raises, and says why
-    return _OnCluster(cluster, group)
+    return _ClusterPlacement(cluster, group)
 
 
-class Numbering:
+class WireNumbering:
     """Numbers for the directed wires of a cluster.
 
     1. A wire inside a device has the number sending rank * ranks_per_device + receiving core.
@@ -129,7 +129,7 @@ class Numbering:
         self._padded_ways: tuple[Ints, Ints] = np.zeros((0, 1), np.int64), np.zeros(0, np.int64)
         self._wires: Wires | None = None
 
-    def ways(self, a: Ints, b: Ints) -> tuple[Ints, Ints]:
+    def wires_between_devices(self, a: Ints, b: Ints) -> tuple[Ints, Ints]:
         """Return the wires from the device of rank `a[i]` to the device of rank `b[i]`, another device of its unit.
 
         Returns:
@@ -143,19 +143,15 @@ class Numbering:
         for key, first, other in zip(keys.tolist(), a[row].tolist(), b[row].tolist(), strict=True):
             if key not in ways:
                 ways[key] = len(self._ways)
-                self._ways.append(self._wires_between(first, other, *divmod(key, devices)))
+                self._ways.append(self._number_wires_between(first, other, *divmod(key, devices)))
         table, lengths = self._padded_way_table()
         rows = np.array([ways[key] for key in keys.tolist()], np.int64)[inverse]
         return table[rows], lengths[rows]
 
-    def _wires_between(self, a: int, b: int, src_device: int, dst_device: int) -> list[int]:
-        """Return the numbers of the wires between two ranks of different devices; a new wire gets the next number.
+    def _number_wires_between(self, a: int, b: int, src_device: int, dst_device: int) -> list[int]:
+        """Return the numbers of the wires between two world ranks of a unit; a new wire gets the next number.
 
-        Args:
-            a: World rank that sends.
-            b: World rank that receives, of the same unit.
-            src_device: Device of `a`, numbered through the cluster.
-            dst_device: Device of `b`.
+        The ranks are on different devices, which are numbered through the cluster.
         """
         per_node = self.cluster.devices_per_node
         near = src_device // per_node == dst_device // per_node
@@ -183,7 +179,7 @@ class Numbering:
             self.links.append(link)
         return self._number[link]
 
-    def shift_to_units(self, wires: Ints, units: Ints) -> Ints:
+    def shift_wires_to_units(self, wires: Ints, units: Ints) -> Ints:
         """Return the corresponding wires of other units (nodes, or UltraServers).
 
         Args:
@@ -221,7 +217,7 @@ class Numbering:
         """See `Placement`. Wires inside devices and to the network come first; the others are sorted by their ends."""
         if wires.min() < self.first_link:
             return int(wires.min())
-        return int(min(wires.tolist(), key=lambda wire: _sort_key(self.links[wire - self.first_link])))
+        return int(min(wires.tolist(), key=lambda wire: _link_sort_key(self.links[wire - self.first_link])))
 
     def wires(self) -> Wires:
         """Return latency and bandwidth of all wires numbered so far."""
@@ -261,24 +257,24 @@ def _shift_link(link: Link, nodes: int) -> Link:
     return replace(link, src=src, dst=dst)
 
 
-def _sort_key(link: Link) -> tuple[tuple[str, int, int], ...]:
+def _link_sort_key(link: Link) -> tuple[tuple[str, int, int], ...]:
     """Return the values by which links are sorted: role, node and index of the source, then of the destination."""
     return tuple((port.role, port.node, port.index) for port in (link.src, link.dst))
 
 
 # One numbering for each cluster as long as anything refers to it: numbers in cached plans must keep their meaning.
-_wire_numberings: WeakValueDictionary[Cluster, Numbering] = WeakValueDictionary()
+_wire_numberings: WeakValueDictionary[Cluster, WireNumbering] = WeakValueDictionary()
 
 
-def wire_numbering(cluster: Cluster) -> Numbering:
+def wire_numbering(cluster: Cluster) -> WireNumbering:
     """Return the numbering of a cluster's wires. It stays the same while a placement or a caller holds it."""
     found = _wire_numberings.get(cluster)
     if found is None:
-        found = _wire_numberings[cluster] = Numbering(cluster)
+        found = _wire_numberings[cluster] = WireNumbering(cluster)
     return found
 
 
-class _OnCluster(Placement):
+class _ClusterPlacement(Placement):
     """A group on a cluster: maps group ranks to world ranks, and uses the cluster's numbering of wires."""
 
     def __init__(self, cluster: Cluster, ranks: Ints) -> None:
@@ -293,7 +289,7 @@ class _OnCluster(Placement):
         self.memory_bytes_per_s = memory.value if memory else None
 
     @cached_property
-    def _wire_numbering(self) -> Numbering:
+    def _wire_numbering(self) -> WireNumbering:
         """Numbering of the cluster's wires, made at the first message: a group as large as the world has many wires."""
         return wire_numbering(self._cluster)
 
@@ -323,13 +319,13 @@ class _OnCluster(Placement):
             row = int(np.argmax(far))
             numbering.cluster.route(int(a[row]), int(b[row]))  # raises, and says why
         between = np.flatnonzero(~chip & ~far)
-        ways, lengths = numbering.ways(a[between], b[between])
+        ways, lengths = numbering.wires_between_devices(a[between], b[between])
         length = np.where(chip, 1, 2)
         length[between] = lengths
         first = np.concatenate([[0], np.cumsum(length)])
         wire = np.empty(first[-1], np.int64)
         start = first[:-1]
-        # See `Numbering`: one wire inside a device; two wires, into the network and out of it, between units.
+        # See `WireNumbering`: one wire inside a device; two wires, into the network and out of it, between units.
         wire[start[chip]] = a[chip] * numbering.cluster.ranks_per_device + numbering.core[b[chip]]
         wire[start[far]] = numbering.first_nic + 2 * numbering.nic[a[far]]
         wire[start[far] + 1] = numbering.first_nic + 2 * numbering.nic[b[far]] + 1

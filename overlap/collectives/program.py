@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .fusion import Fused, fuse
+from .fusion import Fused, find_fusable_copies
 from .hazards import Access, cell_numbers, find_waits
 from .pattern import Ints
 from .schedule import Buffer, Op, Schedule
@@ -94,21 +94,21 @@ def project_all(schedule: Schedule, ranks: Sequence[int] | None = None) -> list[
         ranks: Group ranks; the result is in their order.
     """
     selected = list(range(schedule.size)) if ranks is None else list(ranks)
-    tasks = _select_tasks(schedule, selected)
+    step_table = _make_step_table(schedule, selected)
     lanes = 2 * schedule.channels
     queues: list[list[tuple[Step, ...]]] = [[()] * lanes for _ in range(schedule.size)]
-    steps = _make_steps(schedule, tasks, lanes)
+    steps = _make_steps(schedule, step_table, lanes)
     # Steps are sorted by queue: each range between two bounds is one queue.
-    bounds = [0, *(np.flatnonzero(np.diff(tasks.queue)) + 1).tolist(), len(steps)]
+    bounds = [0, *(np.flatnonzero(np.diff(step_table.queue)) + 1).tolist(), len(steps)]
     for start, stop in pairwise(bounds):
         if stop > start:
-            rank, lane = divmod(int(tasks.queue[start]), lanes)
+            rank, lane = divmod(int(step_table.queue[start]), lanes)
             queues[rank][lane] = tuple(steps[start:stop])
     return [Program(rank, tuple(queues[rank])) for rank in selected]
 
 
 @dataclass(frozen=True, slots=True)
-class _Tasks:
+class _StepTable:
     """Steps as columns, one entry for each step, sorted by queue and then by row."""
 
     row: Ints  # Row of the table
@@ -122,11 +122,11 @@ _KINDS = (StepKind.SEND, StepKind.RECV, StepKind.LOCAL)
 _SEND, _RECV, _LOCAL = range(3)
 
 
-def _select_tasks(schedule: Schedule, ranks: Sequence[int]) -> _Tasks:
+def _make_step_table(schedule: Schedule, ranks: Sequence[int]) -> _StepTable:
     """Return the steps of these ranks: sends, receives and local moves, ordered by queue and row."""
     selected = np.zeros(schedule.size, np.bool_)
     selected[list(ranks)] = True
-    fused = fuse(schedule, selected)
+    fused = find_fusable_copies(schedule, selected)
     local = schedule.src == schedule.dst
     send = np.flatnonzero(selected[schedule.src] & ~local)
     recv = np.flatnonzero(selected[schedule.dst] & ~fused.dropped)
@@ -136,19 +136,19 @@ def _select_tasks(schedule: Schedule, ranks: Sequence[int]) -> _Tasks:
     # Each rank has two queues for each channel: one of sends, one of receives and local moves.
     queue = rank * (2 * schedule.channels) + 2 * schedule.channel[row].astype(np.int64) + (kind != _SEND)
     order = np.lexsort((row, queue))
-    return _Tasks(row[order], kind[order], rank[order], queue[order], fused)
+    return _StepTable(row[order], kind[order], rank[order], queue[order], fused)
 
 
-def _list_accesses(schedule: Schedule, tasks: _Tasks) -> list[Access]:
+def _list_accesses(schedule: Schedule, step_table: _StepTable) -> list[Access]:
     """Return all accesses to memory: sends and local steps read a source, receives and local steps write a target.
 
     An ADD whose first operand is another extent than its target (`Fused.base_buffer`) reads that extent, too.
     """
-    row = tasks.row
-    reads, writes = np.flatnonzero(tasks.kind != _RECV), np.flatnonzero(tasks.kind != _SEND)
-    based = writes[tasks.fused.base_buffer[row[writes]] >= 0]
-    base = tasks.fused.base_buffer[row[based]], tasks.fused.base_slot[row[based]]
-    copies = _copies_itself(schedule, tasks, writes)
+    row = step_table.row
+    reads, writes = np.flatnonzero(step_table.kind != _RECV), np.flatnonzero(step_table.kind != _SEND)
+    based = writes[step_table.fused.base_buffer[row[writes]] >= 0]
+    base = step_table.fused.base_buffer[row[based]], step_table.fused.base_slot[row[based]]
+    copies = _copies_onto_itself(schedule, step_table, writes)
     # Rows: steps, buffer and first slot of each access; whether these are writes; which of them copy onto themselves.
     sides = (
         (reads, schedule.sbuf[row[reads]], schedule.sslot[row[reads]], False, None),
@@ -156,39 +156,27 @@ def _list_accesses(schedule: Schedule, tasks: _Tasks) -> list[Access]:
         (writes, schedule.dbuf[row[writes]], schedule.dslot[row[writes]], True, copies),
     )
     return [
-        Access(task, tasks.rank[task], buffer, slot, schedule.count[row[task]], write, copied)
+        Access(task, step_table.rank[task], buffer, slot, schedule.count[row[task]], write, copied)
         for task, buffer, slot, write, copied in sides
     ]
 
 
-def _copies_itself(schedule: Schedule, tasks: _Tasks, steps: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Return (steps,) whether each step is a local copy that has one cell as source and target if buffers share memory.
-
-    Args:
-        schedule: The table.
-        tasks: All steps.
-        steps: Positions in `tasks` of the steps to look at.
-    """
-    row, rank = tasks.row[steps], tasks.rank[steps]
+def _copies_onto_itself(schedule: Schedule, step_table: _StepTable, steps: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Return whether each of the `steps` is a local copy of a cell onto itself if buffers share memory."""
+    row, rank = step_table.row[steps], step_table.rank[steps]
     source = cell_numbers(schedule, rank, schedule.sbuf[row], schedule.sslot[row], shared=True)
     target = cell_numbers(schedule, rank, schedule.dbuf[row], schedule.dslot[row], shared=True)
-    copies: NDArray[np.bool_] = (tasks.kind[steps] == _LOCAL) & (schedule.op[row] == Op.MOVE) & (source == target)
+    copies: NDArray[np.bool_] = (step_table.kind[steps] == _LOCAL) & (schedule.op[row] == Op.MOVE) & (source == target)
     return copies
 
 
-def _make_steps(schedule: Schedule, tasks: _Tasks, lanes: int) -> list[Step]:
-    """Return the steps of all tasks, in their order.
-
-    Args:
-        schedule: The table.
-        tasks: Steps as columns.
-        lanes: Queues of each rank.
-    """
-    row, kind = tasks.row, tasks.kind
-    waits = find_waits(schedule, row, tasks.queue, lanes, _list_accesses(schedule, tasks))
+def _make_steps(schedule: Schedule, step_table: _StepTable, lanes: int) -> list[Step]:
+    """Return the steps of the table, in their order; `lanes` is the number of queues of each rank."""
+    row, kind = step_table.row, step_table.kind
+    waits = find_waits(schedule, row, step_table.queue, lanes, _list_accesses(schedule, step_table))
     count = schedule.count[row]
     peer = np.where(kind == _SEND, schedule.dst[row], schedule.src[row])
-    base = _shared_extents(tasks.fused.base_buffer[row], tasks.fused.base_slot[row], count)
+    base = _shared_extents(step_table.fused.base_buffer[row], step_table.fused.base_slot[row], count)
     source = _shared_extents(schedule.sbuf[row], schedule.sslot[row], count)
     target = _shared_extents(schedule.dbuf[row], schedule.dslot[row], count)
     # The base matters at the receiving end only.
@@ -204,13 +192,7 @@ def _make_steps(schedule: Schedule, tasks: _Tasks, lanes: int) -> list[Step]:
 
 
 def _shared_extents(buffer: NDArray[np.integer], slot: Ints, count: Ints) -> list[Extent | None]:
-    """Return the extents of these columns; equal extents are one object.
-
-    Args:
-        buffer: (extents,) Buffer; -1 gives None in place of an extent.
-        slot: (extents,) First slot.
-        count: (extents,) Number of slots.
-    """
+    """Return the extents of these columns, equal ones as one object; None where the buffer is -1."""
     extent_of: dict[tuple[int, int, int], Extent | None] = {}
     extents = []
     for key in zip(buffer.tolist(), slot.tolist(), count.tolist(), strict=True):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ..errors import UsageError, shown
+from ..errors import UsageError, argument_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,12 +25,12 @@ DType: TypeAlias = "np.dtype[np.generic]"
 Combine: TypeAlias = "Callable[..., Array]"
 
 
-def _not_bool(dtype: DType) -> str | None:
+def _advice_against_bool(dtype: DType) -> str | None:
     """Return advice for bool, which has no sum; None for other dtypes."""
     return "use 'max' (or), 'min' (and), or pass integers" if dtype.kind == "b" else None
 
 
-def _only_bits(dtype: DType) -> str | None:
+def _advice_against_floats(dtype: DType) -> str | None:
     """Return advice for floats and complex numbers, which have no bitwise operators; None for integers and bool."""
     return None if dtype.kind in "biu" else "pass integers or bool"
 
@@ -47,14 +47,14 @@ class Operator:
 
 
 OPS: dict[str, Operator] = {
-    "sum": Operator(combine=np.add, reference=lambda xs: xs.sum(axis=0), refuses=_not_bool),
-    "mean": Operator(combine=np.add, reference=lambda xs: xs.sum(axis=0), refuses=_not_bool, divides=True),
+    "sum": Operator(combine=np.add, reference=lambda xs: xs.sum(axis=0), refuses=_advice_against_bool),
+    "mean": Operator(combine=np.add, reference=lambda xs: xs.sum(axis=0), refuses=_advice_against_bool, divides=True),
     "max": Operator(combine=np.maximum, reference=lambda xs: xs.max(axis=0)),
     "min": Operator(combine=np.minimum, reference=lambda xs: xs.min(axis=0)),
     "prod": Operator(combine=np.multiply, reference=lambda xs: xs.prod(axis=0)),
-    "band": Operator(combine=np.bitwise_and, reference=np.bitwise_and.reduce, refuses=_only_bits),
-    "bor": Operator(combine=np.bitwise_or, reference=np.bitwise_or.reduce, refuses=_only_bits),
-    "bxor": Operator(combine=np.bitwise_xor, reference=np.bitwise_xor.reduce, refuses=_only_bits),
+    "band": Operator(combine=np.bitwise_and, reference=np.bitwise_and.reduce, refuses=_advice_against_floats),
+    "bor": Operator(combine=np.bitwise_or, reference=np.bitwise_or.reduce, refuses=_advice_against_floats),
+    "bxor": Operator(combine=np.bitwise_xor, reference=np.bitwise_xor.reduce, refuses=_advice_against_floats),
 }
 """Every reduction operator by name. A new one is one more entry."""
 
@@ -80,7 +80,7 @@ class Reducer:
         """Return `values` in the accumulator's dtype: the array itself if it has that dtype, else a copy."""
         return values.astype(self.accumulator, copy=False)
 
-    def fold(self, sources: Sequence[Array], target: Array) -> None:
+    def reduce_into(self, sources: Sequence[Array], target: Array) -> None:
         """Reduce `sources` in their order, and write the finished result into `target`.
 
         Args:
@@ -91,7 +91,7 @@ class Reducer:
             np.copyto(target, sources[0])
             return
         if not self.plain:
-            self._fold_wide(sources, target)
+            self._reduce_widened(sources, target)
             return
         combine = self.combine
         combine(sources[0], sources[1], out=target)
@@ -100,19 +100,19 @@ class Reducer:
         if self.divides:
             self.finalise(target, target, len(sources))
 
-    def _fold_wide(self, sources: Sequence[Array], target: Array) -> None:
+    def _reduce_widened(self, sources: Sequence[Array], target: Array) -> None:
         """Reduce `sources` in the accumulator's dtype, and write the result, converted, into `target`."""
         accumulated = sources[0].astype(self.accumulator)
         for source in sources[1:]:
             self.combine(accumulated, self.widen(source), out=accumulated)
         self.finalise(accumulated, target, len(sources))
 
-    def total(self, sources: Sequence[Array]) -> Array:
+    def reduce_to_new(self, sources: Sequence[Array]) -> Array:
         """Return the reduction of `sources`, in their order, as a new array."""
         # Usually the first combination makes the new array. These cases need an array first.
         if not self.plain or self.divides or len(sources) == 1:
             target = np.empty_like(sources[0])
-            self.fold(sources, target)
+            self.reduce_into(sources, target)
             return target
         combine = self.combine
         accumulated = np.asarray(combine(sources[0], sources[1]))  # 0-dimensional arrays become scalars
@@ -129,12 +129,12 @@ class Reducer:
             contributions: Number of arrays that were reduced, by which a mean is divided.
         """
         if self.divides:
-            accumulated = _divide(accumulated, contributions)
+            accumulated = _divide_total(accumulated, contributions)
         if accumulated is not target:
             np.copyto(target, accumulated, casting="unsafe")
 
 
-def _divide(total: Array, count: int) -> Array:
+def _divide_total(total: Array, count: int) -> Array:
     """Return `total / count`: integers truncated towards zero in a new array, others in `total` itself."""
     if total.dtype.kind in "iu":
         return (total - np.fmod(total, count)) // count
@@ -142,14 +142,14 @@ def _divide(total: Array, count: int) -> Array:
 
 
 @lru_cache(maxsize=256)
-def reducer(op: str | None, dtype: DType) -> Reducer:
+def find_reducer(op: str | None, dtype: DType) -> Reducer:
     """Return the reducer of an operator and a dtype.
 
     Raises:
         UsageError: If the operator is unknown or not defined for the dtype.
     """
     if not isinstance(op, str) or op not in OPS:
-        raise UsageError(f"op: {shown(op)} is unknown; known are {', '.join(OPS)}")
+        raise UsageError(f"op: {argument_text(op)} is unknown; known are {', '.join(OPS)}")
     operator = OPS[op]
     advice = operator.refuses(dtype)
     if advice is not None:
@@ -162,13 +162,13 @@ def reducer(op: str | None, dtype: DType) -> Reducer:
         plain=accumulator == dtype,
         combine=operator.combine,
         divides=operator.divides,
-        weight=_reduction_work(operator, dtype),
+        weight=_relative_reduction_time(operator, dtype),
     )
 
 
 # Measured on two arrays of 1 MiB (numpy 2.4, ml_dtypes 0.5), against 0.03 ms of float32: float8 6 to 9.5 ms, float16 1
 # to 3.5, bfloat16 0.3 to 1.8; means of integers 7.5 ms for 8 bits and 0.25 for 64; complex means 0.2.
-def _reduction_work(operator: Operator, dtype: DType) -> int:
+def _relative_reduction_time(operator: Operator, dtype: DType) -> int:
     """Return the time of an operator for a byte of a dtype, relative to the addition of float32."""
     if dtype.name in _NARROW:
         return 256 if dtype.itemsize == 1 else 64

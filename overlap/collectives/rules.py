@@ -81,9 +81,9 @@ def phase_bounds(schedule: Schedule) -> NDArray[np.intp]:
         late = (step[at + 1] < step[at]) | ((step[at + 1] == step[at]) & remote[at])
         if late.any():
             what = "a place in the table that is not in order of steps, or a negative step"
-            _raise_at_first(schedule, start + 1 + int(at[late.argmax()]), late[late], what)
+            _raise_if_bad(schedule, start + 1 + int(at[late.argmax()]), late[late], what)
         begins.append(at + start + 1)
-    _raise_at_first(schedule, 0, schedule.step[:1] < 0, "a negative step")
+    _raise_if_bad(schedule, 0, schedule.step[:1] < 0, "a negative step")
     return np.concatenate([*begins, [len(schedule)]])
 
 
@@ -101,23 +101,23 @@ def check_rows(schedule: Schedule, start: int, stop: int) -> None:
     s, rows = schedule, slice(start, stop)
     src, dst, op, sbuf, dbuf = s.src[rows], s.dst[rows], s.op[rows], s.sbuf[rows], s.dbuf[rows]
     if max(int(sbuf.max()), int(dbuf.max())) > 2 or int(op.max()) > 1:
-        _raise_at_first(s, start, (sbuf > 2) | (dbuf > 2) | (op > 1), "an unknown buffer or operation")
+        _raise_if_bad(s, start, (sbuf > 2) | (dbuf > 2) | (op > 1), "an unknown buffer or operation")
     # Seen as unsigned, negative numbers are too large.
     if max(int(src.view(np.uint32).max()), int(dst.view(np.uint32).max())) >= s.size:
         bad = (src.view(np.uint32) >= s.size) | (dst.view(np.uint32) >= s.size)
-        _raise_at_first(s, start, bad, f"ranks outside 0..{s.size - 1}")
+        _raise_if_bad(s, start, bad, f"ranks outside 0..{s.size - 1}")
     _check_slots(s, start, s.sslot[rows], s.dslot[rows], s.count[rows])
     # Index of each row's combination in `_LEGAL`. Usually all rows have the same: then one look-up suffices.
     word = ((op * np.uint8(2) + (src == dst)) * np.uint8(3) + sbuf) * np.uint8(3) + dbuf
     legal = _LEGAL[s.reduces]
     if not (legal[word[0]] and (word == word[0]).all()):
-        _raise_at_first(s, start, ~legal[word], "a transfer that is not in the vocabulary")
+        _raise_if_bad(s, start, ~legal[word], "a transfer that is not in the vocabulary")
     if int(s.channel[rows].min()) < 0 or int(s.group[rows].min()) < -1:
-        _raise_at_first(s, start, (s.channel[rows] < 0) | (s.group[rows] < -1), "a negative channel or group")
+        _raise_if_bad(s, start, (s.channel[rows] < 0) | (s.group[rows] < -1), "a negative channel or group")
     if s.collective in ("broadcast", "scatter"):
-        _raise_at_first(s, start, (sbuf == Buffer.IN) & (src != s.root), "a source that only the root has")
+        _raise_if_bad(s, start, (sbuf == Buffer.IN) & (src != s.root), "a source that only the root has")
     if s.collective in ("reduce", "gather"):
-        _raise_at_first(s, start, (dbuf == Buffer.OUT) & (dst != s.root), "a target that only the root has")
+        _raise_if_bad(s, start, (dbuf == Buffer.OUT) & (dst != s.root), "a target that only the root has")
 
 
 def _check_slots(
@@ -125,40 +125,25 @@ def _check_slots(
 ) -> None:
     """Refuse rows with slots that do not exist, or with source and target slots that differ modulo `slots_per_block`.
 
-    Args:
-        schedule: The table.
-        start: First row to check.
-        sslot: (rows,) First slot read by each row from `start` on.
-        dslot: (rows,) First slot written by each row.
-        count: (rows,) Number of slots of each row.
-
-    Raises:
-        ScheduleError: A row breaks one of these rules.
+    The columns have the rows from `start` on. Raises `ScheduleError`.
     """
     s, rows = schedule, slice(start, start + len(sslot))
     if min(int(count.min()) - 1, int(sslot.min()), int(dslot.min())) < 0:
-        _raise_at_first(s, start, (count < 1) | (sslot < 0) | (dslot < 0), "slots that do not exist")
+        _raise_if_bad(s, start, (count < 1) | (sslot < 0) | (dslot < 0), "slots that do not exist")
     for buffer, last in ((s.sbuf[rows], sslot + count), (s.dbuf[rows], dslot + count)):
         # Compare with the smallest buffer first: only if a row goes beyond that, compare each row with its own buffer.
         if int(last.max()) > min(s.slots):
-            _raise_at_first(s, start, last > np.array(s.slots, np.int32)[buffer], "slots that do not exist")
+            _raise_if_bad(s, start, last > np.array(s.slots, np.int32)[buffer], "slots that do not exist")
     shift = sslot - dslot
     if shift.any():
         uneven = shift % np.int32(s.slots_per_block) != 0
-        _raise_at_first(s, start, uneven, "ends of different lengths (their slots differ modulo k)")
+        _raise_if_bad(s, start, uneven, "ends of different lengths (their slots differ modulo k)")
 
 
-def _raise_at_first(schedule: Schedule, start: int, bad: Flags, problem: str) -> None:
-    """Raise the error for the first bad row, if there is one.
+def _raise_if_bad(schedule: Schedule, start: int, bad: Flags, problem: str) -> None:
+    """Raise a `ScheduleError` for the first bad row, if any; `bad` has the rows from `start` on.
 
-    Args:
-        schedule: The table.
-        start: Row of the first entry of `bad`.
-        bad: (rows,) Whether each row breaks the rule.
-        problem: Text that follows "row 3 has", such as "a negative step".
-
-    Raises:
-        ScheduleError: A row is bad.
+    `problem` is text that follows "row 3 has", such as "a negative step".
     """
     if bad.any():
         row = start + int(bad.argmax())

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ScheduleError
-from .hazards import cells_of
+from .hazards import cells_in_ranges
 from .pattern import Ints
 from .proof import verify
 from .schedule import COLUMNS, Buffer, Schedule
@@ -82,8 +82,8 @@ def split_into_slots(schedule: Schedule) -> Columns:
     columns: Columns = {name: getattr(schedule, name) for name in COLUMNS}
     if (schedule.count == 1).all():
         return columns
-    sslot, row = cells_of(schedule.sslot, schedule.count)
-    dslot, _ = cells_of(schedule.dslot, schedule.count)
+    sslot, row = cells_in_ranges(schedule.sslot, schedule.count)
+    dslot, _ = cells_in_ranges(schedule.dslot, schedule.count)
     single = {name: column[row] for name, column in columns.items()}
     return {**single, "sslot": sslot, "dslot": dslot, "count": np.ones(len(row), np.int32)}
 

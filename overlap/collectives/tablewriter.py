@@ -23,7 +23,7 @@ class TableWriter:
     def __init__(self) -> None:
         self._blocks: list[dict[str, NDArray[np.integer]]] = []
 
-    def move(
+    def add_moves(
         self, step: Column, src: Column, dst: Column, source: Cells, target: Cells, *, op: Op = Op.MOVE,
         **margins: Column,
     ) -> None:  # fmt: skip
@@ -44,9 +44,11 @@ class TableWriter:
         shape = np.broadcast_shapes(*(column.shape for column in columns.values()))
         self._blocks.append({name: np.broadcast_to(column, shape) for name, column in columns.items()})
 
-    def add(self, step: Column, src: Column, dst: Column, source: Cells, target: Cells, **margins: Column) -> None:
-        """Add rows that reduce `source` at `src` into `target` at `dst`; arguments as in `move`."""
-        self.move(step, src, dst, source, target, op=Op.ADD, **margins)
+    def add_reductions(
+        self, step: Column, src: Column, dst: Column, source: Cells, target: Cells, **margins: Column
+    ) -> None:
+        """Add rows that reduce `source` at `src` into `target` at `dst`; arguments as in `add_moves`."""
+        self.add_moves(step, src, dst, source, target, op=Op.ADD, **margins)
 
     def extend(self, rows: Mapping[str, NDArray[np.integer]]) -> None:
         """Add rows given as all the columns of a table, by name."""
@@ -74,7 +76,7 @@ class TableWriter:
             root: Root of a rooted collective.
             pairs: (src, dst) pairs of a permute.
         """
-        columns = {name: self._column(name, dtype) for name, dtype in COLUMNS.items()}
+        columns = {name: self._join_column(name, dtype) for name, dtype in COLUMNS.items()}
         order = _sort_indexes(columns["step"], columns["src"] != columns["dst"])
         if order is not None:
             columns = {name: column[order] for name, column in columns.items()}
@@ -89,7 +91,7 @@ class TableWriter:
             **columns,  # type: ignore[arg-type]
         )
 
-    def _column(self, name: str, dtype: type[np.integer]) -> NDArray[np.integer]:
+    def _join_column(self, name: str, dtype: type[np.integer]) -> NDArray[np.integer]:
         """Join a column of all blocks, converted to `dtype`."""
         parts = [block[name] for block in self._blocks]
         column = np.empty(sum(part.size for part in parts), dtype)

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ScheduleError
-from .hazards import cells_of
-from .kinds import Collective, Counts, input_blocks, result_blocks, whole_rows
+from .hazards import cells_in_ranges
+from .kinds import Collective, Counts, input_blocks, largest_row_count, result_blocks
 from .pattern import Ints
 from .placement import Floats
 from .rules import phase_bounds
@@ -65,14 +65,14 @@ def make_uneven(schedule: Schedule) -> UnevenSchedule:
     Raises:
         ScheduleError: If a row adds one block to another, so that their sizes cannot differ.
     """
-    sslot, row = cells_of(schedule.sslot, schedule.count)
-    dslot, _ = cells_of(schedule.dslot, schedule.count)
+    sslot, row = cells_in_ranges(schedule.sslot, schedule.count)
+    dslot, _ = cells_in_ranges(schedule.dslot, schedule.count)
     cells = _Cells(row, schedule.sbuf[row], sslot, schedule.dbuf[row], dslot)
-    block = _follow_blocks(schedule, cells)
+    block = _find_moved_blocks(schedule, cells)
     read = block >= 0  # a cell with block -1 moves memory that was never written: leave it out
     cells, block = cells.select(read), block[read]
     new_cells, held = _assign_scratch(schedule, cells, block)
-    return _join_cells(schedule, new_cells, held)
+    return _make_uneven_table(schedule, new_cells, held)
 
 
 def block_starts(schedule: UnevenSchedule, rank: int, counts: Counts, row: int) -> tuple[list[int], ...]:
@@ -107,11 +107,11 @@ def row_lengths(schedule: UnevenSchedule, counts: Counts) -> Floats:
     """
     size, k = schedule.size, schedule.slots_per_block
     kind = Collective(schedule.collective)
-    total_rows = whole_rows(kind, (sum(counts),), counts, size)
+    total_rows = largest_row_count(kind, (sum(counts),), counts, size)
     # Block -1, which fills up the lists of ranks with less SCRATCH than others, indexes the 0 at the end.
     block_rows = np.array([*counts, 0], np.float64)
     lengths = np.empty(len(schedule))
-    blocks_of = (*_natural_blocks(schedule.collective, size), _pad_lists(schedule.held))
+    blocks_of = (*_initial_and_final_blocks(schedule.collective, size), _pad_lists(schedule.held))
     for buffer, blocks in zip(Buffer, blocks_of, strict=True):
         into = np.flatnonzero(schedule.dbuf == buffer)
         rank, first, count = schedule.dst[into], schedule.dslot[into], schedule.count[into]
@@ -127,28 +127,23 @@ def _pad_lists(held: tuple[tuple[int, ...], ...]) -> Ints:
     return np.array([[*each, *[-1] * (longest - len(each))] for each in held], np.int64).reshape(len(held), longest)
 
 
-def _natural_blocks(collective: str, size: int) -> tuple[Ints, Ints]:
+def _initial_and_final_blocks(collective: str, size: int) -> tuple[Ints, Ints]:
     """Return two tables (ranks, blocks) of block numbers: the blocks that IN has at first, and OUT at the end."""
     kind, ranks = Collective(collective), range(size)
     given, got = ([blocks_of(kind, size, rank) for rank in ranks] for blocks_of in (input_blocks, result_blocks))
     return np.array(given, np.int64), np.array(got, np.int64)
 
 
-def _follow_blocks(schedule: Schedule, cells: _Cells) -> Ints:
+def _find_moved_blocks(schedule: Schedule, cells: _Cells) -> Ints:
     """Return (cells,) the number of the block that each cell moves a part of; -1 if it moves unwritten memory.
 
-    Args:
-        schedule: The table.
-        cells: The rows of the table, cut into slots.
-
-    Raises:
-        ScheduleError: A row adds a part of one block to a part of another block, so that their sizes cannot differ.
+    Raises `ScheduleError` if a row adds a part of one block to a part of another, so that their sizes cannot differ.
     """
     s, k = schedule, schedule.slots_per_block
     base, rank_slots = np.cumsum([0, *s.slots]), sum(s.slots)  # slots before each buffer, and of all three
     # Number of the block in each slot of each rank. It begins with the inputs; every phase then updates it.
     content: Ints = np.full((s.size, rank_slots), -1, np.int64)
-    content[:, : s.slots[Buffer.IN]] = np.repeat(_natural_blocks(s.collective, s.size)[Buffer.IN], k, axis=1)
+    content[:, : s.slots[Buffer.IN]] = np.repeat(_initial_and_final_blocks(s.collective, s.size)[Buffer.IN], k, axis=1)
     content = content.reshape(-1)
     read = s.src[cells.row] * rank_slots + base[cells.sbuf] + cells.sslot
     write = s.dst[cells.row] * rank_slots + base[cells.dbuf] + cells.dslot
@@ -167,21 +162,14 @@ def _follow_blocks(schedule: Schedule, cells: _Cells) -> Ints:
 
 
 def _assign_scratch(schedule: Schedule, cells: _Cells, block: Ints) -> tuple[_Cells, tuple[tuple[int, ...], ...]]:
-    """Give each block in transit through a rank a place of its own in the SCRATCH of that rank.
+    """Give each block in transit through a rank a place in its SCRATCH; return the new cells and `UnevenSchedule.held`.
 
     Places are numbered in the order in which they are first written: blocks that travel together stay neighbours.
-
-    Args:
-        schedule: The table.
-        cells: The rows of the table, cut into slots.
-        block: (cells,) Number of the block that each cell moves a part of.
-
-    Returns:
-        The cells with their new buffers and slots, and `UnevenSchedule.held`.
+    `block` is the result of `_find_moved_blocks`.
     """
     dst, k = schedule.dst[cells.row], schedule.slots_per_block
-    read_key = _transit_keys(schedule, schedule.src[cells.row], cells.sbuf, cells.sslot, block)
-    write_key = _transit_keys(schedule, dst, cells.dbuf, cells.dslot, block)
+    read_key = _make_transit_keys(schedule, schedule.src[cells.row], cells.sbuf, cells.sslot, block)
+    write_key = _make_transit_keys(schedule, dst, cells.dbuf, cells.dslot, block)
     keys, first = np.unique(write_key, return_index=True)  # `first`: index of the first cell that writes this key
     keys, first = keys[keys >= 0], first[keys >= 0]
     owner = dst[first]  # rank of each key
@@ -190,33 +178,32 @@ def _assign_scratch(schedule: Schedule, cells: _Cells, block: Ints) -> tuple[_Ce
     position = np.empty(len(keys), np.int64)  # block of SCRATCH that each key gets, on its rank
     position[order] = np.arange(len(keys)) - begins[owner[order]]
 
-    def move(key: Ints, buffer: NDArray[np.uint8], slot: Ints) -> tuple[NDArray[np.uint8], Ints]:
+    def move_to_scratch(key: Ints, buffer: NDArray[np.uint8], slot: Ints) -> tuple[NDArray[np.uint8], Ints]:
         """Return new buffers and slots: those in SCRATCH for cells with a key; unchanged ones for key -1."""
         moves, new_slot = key >= 0, slot.copy()
         new_slot[moves] = position[np.searchsorted(keys, key[moves])] * k + slot[moves] % k
         return np.where(moves, np.uint8(Buffer.SCRATCH), buffer), new_slot
 
-    read, written = move(read_key, cells.sbuf, cells.sslot), move(write_key, cells.dbuf, cells.dslot)
+    read, written = (
+        move_to_scratch(read_key, cells.sbuf, cells.sslot),
+        move_to_scratch(write_key, cells.dbuf, cells.dslot),
+    )
     scratch_blocks = block[first[order]].tolist()
     held = tuple(tuple(scratch_blocks[start:stop]) for start, stop in pairwise(begins.tolist()))
     return _Cells(cells.row, *read, *written), held
 
 
-def _transit_keys(
+def _make_transit_keys(
     schedule: Schedule, rank: NDArray[np.int32], buffer: NDArray[np.uint8], slot: Ints, block: Ints
 ) -> Ints:
     """Return (cells,) a number for each combination of rank, place and block in transit; -1 for other cells.
 
     A block is not in transit in IN, and in the place of OUT that the collective defines for it.
-
-    Args:
-        schedule: The table.
-        rank: (cells,) Rank of each cell.
-        buffer: (cells,) Buffer of each cell.
-        slot: (cells,) Slot of each cell in that buffer.
-        block: (cells,) Number of the block that each cell moves a part of.
     """
-    k, final_blocks = schedule.slots_per_block, _natural_blocks(schedule.collective, schedule.size)[Buffer.OUT]
+    k, final_blocks = (
+        schedule.slots_per_block,
+        _initial_and_final_blocks(schedule.collective, schedule.size)[Buffer.OUT],
+    )
     place, is_out = slot // k, buffer == Buffer.OUT
     is_final = is_out & (final_blocks[rank, np.where(is_out, place, 0)] == block)
     # Digits of a number in a mixed base: rank, buffer, place in the buffer, block.
@@ -225,14 +212,8 @@ def _transit_keys(
     return np.where((buffer == Buffer.IN) | is_final, -1, key)
 
 
-def _join_cells(schedule: Schedule, cells: _Cells, held: tuple[tuple[int, ...], ...]) -> UnevenSchedule:
-    """Return the table of these cells, where adjacent cells of one old row become one new row.
-
-    Args:
-        schedule: The table that the cells come from.
-        cells: The rows of that table, cut into slots, with new buffers and slots.
-        held: See `UnevenSchedule.held`.
-    """
+def _make_uneven_table(schedule: Schedule, cells: _Cells, held: tuple[tuple[int, ...], ...]) -> UnevenSchedule:
+    """Return the table of these cells, where adjacent cells of one row of `schedule` become one new row."""
     first = adjacent_runs(cells.sslot, cells.dslot, same=(cells.row, cells.sbuf, cells.dbuf))
     # The columns of the old rows, except places and lengths.
     columns = {name: getattr(schedule, name)[cells.row[first]] for name in COLUMNS}

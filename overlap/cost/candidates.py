@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from topology import Cluster
 
 from ..collectives.generators import generate
-from ..collectives.placement import place
+from ..collectives.placement import place_group
 from ..collectives.schedule import ROOTED
 from ..errors import UsageError
 from .composed import rooted_options, two_level_options
@@ -60,7 +60,7 @@ def list_options(
         algorithm=algorithm,
         exact=exact,
     )
-    placement, figures = place(cluster, ranks), group_parameters(request.geometry, peer_direct=peer_direct)
+    placement, figures = place_group(cluster, ranks), group_parameters(request.geometry, peer_direct=peer_direct)
     if plain:
         assert algorithm is not None, "the plain form is that of a named algorithm"
         make = partial(generate, op, algorithm, size, root=request.root, pairs=pairs)
@@ -97,7 +97,7 @@ def group_parameters(geometry: Geometry, *, peer_direct: bool) -> CostParameters
     )
 
 
-def place_on_cluster(cluster: Cluster, ranks: tuple[int, ...], request: Rounds, *, peer_direct: bool) -> Placed:
+def place_rounds_on_cluster(cluster: Cluster, ranks: tuple[int, ...], request: Rounds, *, peer_direct: bool) -> Placed:
     """Return rounds placed on a group of a machine, with the overheads that the machine's file gives.
 
     Args:
@@ -107,4 +107,4 @@ def place_on_cluster(cluster: Cluster, ranks: tuple[int, ...], request: Rounds, 
         peer_direct: Whether network adapters read device memory themselves.
     """
     figures = group_parameters(Geometry(cluster=cluster, ranks=ranks), peer_direct=peer_direct)
-    return place_rounds(place(cluster, ranks), request, parameters=figures)
+    return place_rounds(place_group(cluster, ranks), request, parameters=figures)

@@ -63,19 +63,10 @@ class Choices:
     def _choose_plan(self, chosen_by: tuple[object, ...], call: Call, members: tuple[int, ...], preferred: str) -> Plan:
         """Return the plan of a call, with a named algorithm, or with the cheapest one.
 
-        The name is the call's, else that of similar groups (`preferred`), else that of the world's settings. The
-        cheapest algorithm is taken in three cases:
-
-        * None of these names an algorithm.
-        * The collective does not have the algorithm, or `exact` requires the order of ranks and the algorithm reduces
-          in another order.
-        * The algorithm is the short cut and does not apply, or it does not take this number of ranks.
-
-        Args:
-            chosen_by: Key of `_best` for the call: all its values that can change the choice.
-            call: The call.
-            members: World ranks in group order.
-            preferred: Name of the algorithm that similar groups use; "": none is known.
+        The name is the call's, else that of similar groups (`preferred`, "" if none), else that of the world's
+        settings. The cheapest algorithm is taken if there is no name, if the collective does not have the algorithm or
+        it does not take this number of ranks, if `exact` requires another order than its, or if it is a short cut that
+        does not apply. `chosen_by` is the key of `_best`: all values of the call that can change the choice.
         """
         # A barrier is planned as an all-reduce.
         op = "all_reduce" if call.kind is Collective.BARRIER else call.kind.value
@@ -108,12 +99,8 @@ class Choices:
     ) -> Plan:
         """Return the cheapest plan. A group placed like an earlier one gets that group's algorithm.
 
-        A comparison of all algorithms would take ten times as long.
-
-        Args:
-            choose: `plan`, with all arguments but the algorithm and `programs_only`.
-            chosen_by: Key of the call: all its values that can change the choice.
-            members: World ranks in group order.
+        A comparison of all algorithms would take ten times as long. `choose` is `plan`, with all arguments but the
+        algorithm and `programs_only`; for `chosen_by` see `_choose_plan`.
         """
         choose = partial(choose, programs_only=self._programs_only)
         key = chosen_by, congruence_key(self._cluster, members)

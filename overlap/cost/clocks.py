@@ -31,7 +31,7 @@ class Resolution:
     # "nearest"; or "down", like simulators that cut every message's time to whole ticks.
     rounding: Literal["nearest", "down"] = "nearest"
 
-    def ticks(self, duration_s: Floats) -> Ints:
+    def to_ticks(self, duration_s: Floats) -> Ints:
         """Return durations in seconds as whole ticks, rounded."""
         exact = duration_s * self.ticks_per_s
         return (np.rint(exact) if self.rounding == "nearest" else np.floor(exact)).astype(np.int64)
@@ -94,21 +94,21 @@ def cost(
     """
     size, parameters = placed.placement.size, placed.parameters
     # One clock for each rank of each lane, in ticks; lane after lane.
-    arrivals = np.tile(resolution.ticks(np.zeros(size) if arrivals_s is None else arrivals_s), placed.lanes)
-    launch = int(resolution.ticks(np.array(parameters.launch_s)))
-    clocks = _Clocks.begin(arrivals, launch, placed.first_wire_count, explain=explain)
+    arrivals = np.tile(resolution.to_ticks(np.zeros(size) if arrivals_s is None else arrivals_s), placed.lane_count)
+    launch = int(resolution.to_ticks(np.array(parameters.launch_s)))
+    clocks = _Clocks.initial_clocks(arrivals, launch, placed.first_wire_count, explain=explain)
     # Each step begins with the clocks that the step before has left.
-    for placed_round, times, hidden in placed.runs():
+    for placed_round, times, hidden in placed.iterate_rounds():
         step = _TimedStep(
             placed_round, placed, nbytes / placed.rounds.slots, resolution, hidden=hidden, explain=explain
         )
         clocks = clocks.repeat_step(step, times)
-    finish = _later(clocks.ready, clocks.left)
+    finish = _later_clocks(clocks.ready, clocks.left)
     per_s = resolution.ticks_per_s
-    finish_s = _time(finish).reshape(placed.lanes, -1).max(axis=0) / per_s
+    finish_s = _times_of(finish).reshape(placed.lane_count, -1).max(axis=0) / per_s
     if not explain:
         return Cost(finish_s=finish_s)
-    terms_s = (finish[_time(finish).argmax(), _WAITING:] / per_s).tolist()
+    terms_s = (finish[_times_of(finish).argmax(), _WAITING:] / per_s).tolist()
     return Cost(finish_s=finish_s, breakdown=CostBreakdown(**dict(zip(CostBreakdown.__slots__, terms_s, strict=True))))
 
 
@@ -150,7 +150,7 @@ class _TimedStep:
         hidden: bool,
         explain: bool,
     ) -> None:
-        parameters, tick = placed.parameters, resolution.ticks
+        parameters, tick = placed.parameters, resolution.to_ticks
         self.src, self.dst, self.first_wire = placed_round.src, placed_round.dst, placed_round.first_wire
         self.by_src, self.by_dst = placed_round.by_src, placed_round.by_dst
         self.by_first_wire = placed_round.by_first_wire
@@ -168,38 +168,36 @@ class _TimedStep:
             none, copies = np.zeros_like(wire), np.maximum(copying - wire, 0)
             terms = (none, none, self.start, none, wire, copies, transfer - wire - copies)
             self.busy = np.column_stack([self.busy, *terms])
-        self.local = _for_all_lanes(tick(placed_round.local_s_per_byte * slot_bytes), placed.lanes)
-        self.unawaited = _for_all_lanes(tick(placed_round.unawaited_s_per_byte * slot_bytes), placed.lanes)
+        self.local = _repeat_for_lanes(tick(placed_round.local_s_per_byte * slot_bytes), placed.lane_count)
+        self.unawaited = _repeat_for_lanes(tick(placed_round.unawaited_s_per_byte * slot_bytes), placed.lane_count)
 
 
-def _for_all_lanes(duration: Ints, lanes: int) -> Ints | None:
+def _repeat_for_lanes(duration: Ints, lanes: int) -> Ints | None:
     """Return durations by rank, repeated for each lane; None if all are 0."""
     return np.tile(duration, lanes) if duration.any() else None
 
 
-def _time(clocks: Ints) -> Ints:
+def _times_of(clocks: Ints) -> Ints:
     """Return the times of clocks. Clocks are an array of times, or of rows with a time and its terms."""
     return clocks if clocks.ndim == 1 else clocks[:, _TIME]
 
 
-def _later(clocks: Ints, others: Ints) -> Ints:
+def _later_clocks(clocks: Ints, others: Ints) -> Ints:
     """Return the later clock of each pair, with its terms if clocks have terms; of equal clocks, that of `clocks`."""
-    return np.maximum(clocks, others) if clocks.ndim == 1 else _choose(_time(others) > _time(clocks), others, clocks)
+    return (
+        np.maximum(clocks, others)
+        if clocks.ndim == 1
+        else _select_clocks(_times_of(others) > _times_of(clocks), others, clocks)
+    )
 
 
-def _choose(condition: NDArray[np.bool_], clocks: Ints, others: Ints) -> Ints:
+def _select_clocks(condition: NDArray[np.bool_], clocks: Ints, others: Ints) -> Ints:
     """Return `clocks` where `condition` holds, else `others`, with terms if clocks have terms."""
     return np.where(condition if clocks.ndim == 1 else condition[:, None], clocks, others)
 
 
-def _add(clocks: Ints, duration: Ints, term: int) -> Ints:
-    """Return clocks moved on by durations, which are added to one of their terms as well.
-
-    Args:
-        clocks: Times, or rows of a time and its terms.
-        duration: Ticks by which to move each clock.
-        term: Column of the term; unused if clocks have no terms.
-    """
+def _advance_clocks(clocks: Ints, duration: Ints, term: int) -> Ints:
+    """Return clocks moved on by `duration` ticks, which are added to the column `term`, too, if clocks have terms."""
     if clocks.ndim == 1:
         return clocks + duration
     moved = clocks.copy()
@@ -221,7 +219,7 @@ class _Clocks:
     wire: Ints  # by wire: the last message on the wire has left, so that the wire is free
 
     @classmethod
-    def begin(cls, arrivals: Ints, launch: int, wires: int, *, explain: bool) -> _Clocks:
+    def initial_clocks(cls, arrivals: Ints, launch: int, wires: int, *, explain: bool) -> _Clocks:
         """Return the clocks at the start of the first step.
 
         Args:
@@ -246,52 +244,53 @@ class _Clocks:
             # To look for the steady state takes as long as a step, so look after 1, 2, 4, 8, ... steps only:
             # `done` is a power of two if `done & (done - 1)` is 0.
             if done < repeat and not done & (done - 1) and clocks._has_moved_equally(before, step):
-                return clocks._extrapolate(before, repeat - done)
+                return clocks._extrapolate_steps(before, repeat - done)
         return clocks
 
     def _has_moved_equally(self, before: _Clocks, step: _TimedStep) -> bool:
         """Return whether all clocks have moved by the same time since `before`; then all further steps do so too."""
         pairs = ((self.ready, before.ready), (self.free, before.free), (self.left, before.left))
         # Clocks of wires that the step does not use never move, and do not count.
-        wires = (_time(self.wire) - _time(before.wire))[step.first_wire]
-        moved = [*(_time(now) - _time(then) for now, then in pairs), wires]
+        wires = (_times_of(self.wire) - _times_of(before.wire))[step.first_wire]
+        moved = [*(_times_of(now) - _times_of(then) for now, then in pairs), wires]
         return all(bool((moves == moved[0][0]).all()) for moves in moved)  # as that of the first rank
 
-    def _extrapolate(self, before: _Clocks, times: int) -> _Clocks:
+    def _extrapolate_steps(self, before: _Clocks, times: int) -> _Clocks:
         """Return the clocks after `times` more steps, if each step moves them by their difference to `before`."""
         pairs = ((getattr(self, name), getattr(before, name)) for name in _Clocks.__slots__)
         return _Clocks(*(now + times * (now - then) for now, then in pairs))
 
     def _run_step(self, step: _TimedStep) -> _Clocks:
         """Return the clocks after a step: first the work of each rank in its own memory, then the messages."""
-        clocks = self._run_local(step)
+        clocks = self._run_local_work(step)
         return clocks._run_messages(step) if len(step.src) else clocks
 
-    def _run_local(self, step: _TimedStep) -> _Clocks:
+    def _run_local_work(self, step: _TimedStep) -> _Clocks:
         """Return the clocks after the local work of a step. Clocks of ranks without local work stay."""
         ready, left = self.ready, self.left
         if step.local is not None:  # a rank's local work begins when its messages have arrived and left
-            ready = _add(_choose(step.local > 0, _later(ready, left), ready), step.local, _MEMORY)
+            ready = _advance_clocks(
+                _select_clocks(step.local > 0, _later_clocks(ready, left), ready), step.local, _MEMORY
+            )
         if step.unawaited is not None:  # no message waits for these copies: the ranks only finish later
-            left = _choose(step.unawaited > 0, _later(left, _add(ready, step.unawaited, _MEMORY)), left)
+            left = _select_clocks(
+                step.unawaited > 0, _later_clocks(left, _advance_clocks(ready, step.unawaited, _MEMORY)), left
+            )
         return _Clocks(ready, self.free, left, self.wire)
 
     def _run_messages(self, step: _TimedStep) -> _Clocks:
-        """Return the clocks after the messages of a step.
-
-        A message starts when its sender is ready and free and its wire is free.
-        """
+        """Return the clocks after the messages of a step, which start when sender and wire are ready and free."""
         ready, free, left, wire = self.ready, self.free, self.left, self.wire
         # (messages,) each: when the message starts, has been issued, has left its sender, and arrives.
-        starts = _later(_later(ready, free)[step.src], wire[step.first_wire])
+        starts = _later_clocks(_later_clocks(ready, free)[step.src], wire[step.first_wire])
         # If clocks have columns of terms, `busy` has the same columns: `+` adds all of them.
-        issued, leaves = _add(starts, step.start, _START), starts + step.busy
-        arrives = _add(leaves, step.latency, _LATENCY)
+        issued, leaves = _advance_clocks(starts, step.start, _START), starts + step.busy
+        arrives = _advance_clocks(leaves, step.latency, _LATENCY)
         if step.serial is not None:
-            arrives = _add(_later(ready[step.dst], arrives), step.serial, _REDUCTION)
+            arrives = _advance_clocks(_later_clocks(ready[step.dst], arrives), step.serial, _REDUCTION)
         ready, free, left, wire = ready.copy(), free.copy(), left.copy(), wire.copy()
-        ready[step.by_dst.clock] = _later(ready[step.by_dst.clock], step.by_dst.latest(arrives))
-        free[step.by_src.clock] = step.by_src.latest(issued)
-        left[step.by_src.clock] = _later(left[step.by_src.clock], step.by_src.latest(leaves))
-        wire[step.by_first_wire.clock] = step.by_first_wire.latest(leaves)
+        ready[step.by_dst.clock] = _later_clocks(ready[step.by_dst.clock], step.by_dst.latest_times(arrives))
+        free[step.by_src.clock] = step.by_src.latest_times(issued)
+        left[step.by_src.clock] = _later_clocks(left[step.by_src.clock], step.by_src.latest_times(leaves))
+        wire[step.by_first_wire.clock] = step.by_first_wire.latest_times(leaves)
         return _Clocks(ready, free, left, wire)

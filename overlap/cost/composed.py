@@ -18,7 +18,7 @@ from ..collectives.generators.scattered import SCATTERS, scatter_steps
 from ..collectives.placement import Placement
 from ..collectives.schedule import ROOTED, Schedule
 from ..collectives.slicing import pipeline_phases
-from .flat import WIDE, PlanRequest, expand, fitting_options, is_too_wide, scatter_rings
+from .flat import WIDE, PlanRequest, fit_algorithm, fitting_options, is_too_wide, scatter_rings
 from .geometry import Geometry
 from .option import Phased, Rejected
 from .parameters import CostParameters
@@ -61,7 +61,7 @@ def two_level_options(
     """
     if request.collective not in PHASES or not request.considers("hierarchical"):
         return [], []
-    if (why := request.geometry.why_not_hierarchical) is not None:
+    if (why := request.geometry.hierarchical_misfit_reason) is not None:
         return [], [Rejected(algorithm="hierarchical", why=why)]
     nodes = request.geometry.nodes
     return _Levels(request=request, placement=placement, parameters=parameters, nodes=nodes).options(), []
@@ -108,8 +108,8 @@ class _Levels:
     placement: Placement  # where the ranks of the group are
     parameters: CostParameters
     nodes: tuple[tuple[int, ...], ...]  # group ranks of each node
-    # Results of `_near_phase`, by its arguments.
-    _near: dict[tuple[Phase, bool], dict[str, PricedPhase]] = field(default_factory=dict)
+    # Results of `_price_phase_inside`, by its arguments.
+    _priced_inside: dict[tuple[Phase, bool], dict[str, PricedPhase]] = field(default_factory=dict)
 
     @property
     def has_one_level(self) -> bool:
@@ -129,12 +129,12 @@ class _Levels:
     @cached_property
     def inside_geometry(self) -> Geometry:
         """Geometry of the first node, which represents all nodes."""
-        return self.request.geometry if self.has_one_level else self.request.geometry.part(self.nodes[0])
+        return self.request.geometry if self.has_one_level else self.request.geometry.geometry_of(self.nodes[0])
 
     @cached_property
     def between_geometry(self) -> Geometry:
         """Geometry of the first rank of each node; these ranks represent those of other places."""
-        return self.request.geometry.part(self.places[0])
+        return self.request.geometry.geometry_of(self.places[0])
 
     @cached_property
     def equal_nodes(self) -> EqualNodes:
@@ -162,15 +162,19 @@ class _Levels:
                 partial(self._one_level_table if self.has_one_level else self._two_level_table, names),
                 [name for name in names.values() if name],
             )
-            for names, parts in self._combinations()
+            for names, parts in self._algorithm_combinations()
         ]
 
-    def _combinations(self) -> Iterator[tuple[_Names, tuple[PricedPhase, ...]]]:
+    def _algorithm_combinations(self) -> Iterator[tuple[_Names, tuple[PricedPhase, ...]]]:
         """Yield every combination of algorithms: names by scope, and priced phases in the order of time."""
         # Entries: name, priced phase, and whether one unit represents all units. On one level there is no such phase.
         between = (("", None, False),) if self.has_one_level else self._price_between_phase()
         for between_name, between_phase, folded in between:
-            near = {phase: self._near_phase(phase, folded) for phase in self.phases if phase.level is not Scope.BETWEEN}
+            near = {
+                phase: self._price_phase_inside(phase, folded)
+                for phase in self.phases
+                if phase.level is not Scope.BETWEEN
+            }
             by_level = {phase.level: tuple(parts) for phase, parts in near.items()}
             levels = [level for level in (Scope.INSIDE, Scope.HOME) if level in by_level]
             for chosen in product(*(by_level[level] for level in levels)):
@@ -187,16 +191,14 @@ class _Levels:
 
     # -- phases on the machine -----------------------------------------------------------------------------------
 
-    def _near_phase(self, phase: Phase, folded: bool) -> dict[str, PricedPhase]:
-        """Return a phase inside nodes, priced with each algorithm that applies, by the algorithm's name.
+    def _price_phase_inside(self, phase: Phase, folded: bool) -> dict[str, PricedPhase]:
+        """Return a phase in scope INSIDE or HOME, priced with each algorithm that applies, by the algorithm's name.
 
-        Args:
-            phase: Phase in scope INSIDE (all nodes) or HOME (the root's node).
-            folded: Whether to price one unit (a node or UltraServer), which represents all units.
+        With `folded`, one unit (a node or UltraServer) is priced, which represents all units.
         """
         key = phase, folded
-        if key in self._near:
-            return self._near[key]
+        if key in self._priced_inside:
+            return self._priced_inside[key]
         if phase.level is Scope.HOME:
             names: tuple[str, ...] = SCATTERS
             groups, root = [self.nodes[self.root_node]], self.request.root % len(self.nodes[0])
@@ -206,14 +208,13 @@ class _Levels:
             names = _EXCHANGES if phase.collective == "all_to_all" else gathers
             groups, root = list(self.nodes), 0
             sample = None if self.has_one_level else self.equal_nodes.inside_sample(folded)
-        self._near[key] = self._price_algorithms(phase, names, self.inside_geometry, groups, sample, root=root)
-        return self._near[key]
+        self._priced_inside[key] = self._price_algorithms(phase, names, self.inside_geometry, groups, sample, root=root)
+        return self._priced_inside[key]
 
     def _price_between_phase(self) -> Iterator[tuple[str, PricedPhase, bool]]:
-        """Price the phase between nodes with each algorithm. The ranks of one place in all nodes are a group in it.
+        """Yield (algorithm, priced phase between nodes, whether one unit represents all units in it).
 
-        Yields:
-            Name of the algorithm; the priced phase; whether one unit (a node or UltraServer) represents all in it.
+        The ranks of one place in all nodes are a group in this phase. A unit is a node or an UltraServer.
         """
         phase = next(phase for phase in self.phases if phase.level is Scope.BETWEEN)
         # In an all-to-all a group works on whole vectors; in other collectives on the share of one rank of a node.
@@ -222,33 +223,30 @@ class _Levels:
         for name in _BETWEEN[phase.collective]:
             alike = regular_rounds(phase.collective, name, len(self.nodes), ring) if ring else None
             if alike is not None:
-                yield name, self._price_by_unit(phase, name, alike, share), True
+                yield name, self._price_one_unit(phase, name, alike, share), True
                 continue
             sample = self.equal_nodes.between_sample()
             geometry, root = self.between_geometry, self.root_node
             parts = self._price_algorithms(phase, [name], geometry, self.places, sample, root=root, share=share)
             yield from ((name, part, False) for name, part in parts.items())
 
-    def _price_by_unit(self, phase: Phase, algorithm: str, alike: Rounds, share: float) -> PricedPhase:
+    def _price_one_unit(self, phase: Phase, algorithm: str, alike: Rounds, share: float) -> PricedPhase:
         """Price the phase between nodes by one unit, which represents all: a message to another unit returns to it.
 
-        Args:
-            phase: The phase.
-            algorithm: Name of the algorithm.
-            alike: Rounds of the algorithm for the nodes of one unit, one rank a node.
-            share: Share of the vector that each group works on.
+        `alike` has the rounds of the algorithm for the nodes of one unit, one rank a node; for `share` see
+        `_price_algorithms`.
         """
         unit = self.equal_nodes.unit_sample
         places = list(zip(*unit.groups, strict=True))
         model = self._place_rounds(unit.placement, alike.copy_to_groups(places, unit.placement.size))
 
-        def place_all() -> Placed:
-            expansion = expand(PlanRequest(collective=phase.collective, geometry=self.between_geometry), algorithm)
-            assert not isinstance(expansion, Rejected)
-            rounds = expansion.rounds.copy_to_groups(self.places, self.request.geometry.size)
+        def place_all_ranks() -> Placed:
+            fitted = fit_algorithm(PlanRequest(collective=phase.collective, geometry=self.between_geometry), algorithm)
+            assert not isinstance(fitted, Rejected)
+            rounds = fitted.rounds.copy_to_groups(self.places, self.request.geometry.size)
             return self._place_rounds(self.placement, rounds)
 
-        return PricedPhase(place_all, share, model=model)
+        return PricedPhase(place_all_ranks, share, model=model)
 
     def _price_algorithms(
         self,
@@ -263,45 +261,33 @@ class _Levels:
     ) -> dict[str, PricedPhase]:
         """Return a phase, priced with each algorithm that applies, by the algorithm's name.
 
-        Args:
-            phase: The phase. Several groups of ranks run it at the same time.
-            algorithms: Names of algorithms.
-            geometry: Geometry of one group, which represents all.
-            groups: Ranks of each group that runs the phase, as group ranks of the collective.
-            sample: The ranks to price, which represent all; None: all ranks.
-            root: Position of the root in its group; ignored in collectives without a root.
-            share: Share of the vector that each group works on.
+        The `groups`, of group ranks of the collective, run the phase at the same time; `geometry` is that of one of
+        them, `root` a position in it, and `share` the share of the vector that each works on. If there is a `sample` of
+        ranks, only these are priced.
         """
         parts = {}
         root_of = root if phase.collective in ROOTED else 0
         request = PlanRequest(collective=phase.collective, geometry=geometry, root=root_of)
         for algorithm in algorithms:
-            expansion = expand(request, algorithm)
-            if not isinstance(expansion, Rejected):
-                rounds = expansion.rounds.without_local_work() if phase.continues else expansion.rounds
-                rounds = rounds.while_copying(root) if phase.copies else rounds
+            fitted = fit_algorithm(request, algorithm)
+            if not isinstance(fitted, Rejected):
+                rounds = fitted.rounds.without_local_work() if phase.continues else fitted.rounds
+                rounds = rounds.with_copy_at(root) if phase.copies else rounds
                 parts[algorithm] = self._price_rounds(rounds, groups, sample, share)
         return parts
 
     def _price_rounds(
         self, rounds: Rounds, groups: Sequence[Sequence[int]], sample: Representatives | None, share: float
     ) -> PricedPhase:
-        """Return the priced phase of groups that all run the same rounds.
+        """Return the priced phase of groups that all run the same rounds; arguments: see `_price_algorithms`."""
 
-        Args:
-            rounds: Rounds of one group.
-            groups: Ranks of each group that runs them, as group ranks of the collective.
-            sample: The ranks to price, which represent all; None: all ranks.
-            share: Share of the vector that each group works on.
-        """
-
-        def place_all() -> Placed:
+        def place_all_ranks() -> Placed:
             return self._place_rounds(self.placement, rounds.copy_to_groups(groups, self.request.geometry.size))
 
         if sample is None:
-            return PricedPhase(place_all(), share)
-        sample_rounds = rounds.copy_to_groups(sample.groups, sample.placement.size).copy_amounts(*sample.alike)
-        return PricedPhase(place_all, share, model=self._place_rounds(sample.placement, sample_rounds))
+            return PricedPhase(place_all_ranks(), share)
+        sample_rounds = rounds.copy_to_groups(sample.groups, sample.placement.size).with_amounts_like(*sample.alike)
+        return PricedPhase(place_all_ranks, share, model=self._place_rounds(sample.placement, sample_rounds))
 
     def _place_rounds(self, placement: Placement, rounds: Rounds) -> Placed:
         return place_rounds(placement, rounds, parameters=self._phase_parameters)

@@ -53,7 +53,7 @@ class PlanRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expansion:
+class FittedAlgorithm:
     """An algorithm fitted to a group."""
 
     detail: str  # how it is fitted to the group, in words, such as "4 rings"; may be empty
@@ -83,11 +83,11 @@ def flat_options(
         if is_too_wide(request):
             rejected.append(Rejected(algorithm=algorithm, why=WIDE))
             continue
-        expansion = expand(request, algorithm, slices=1)
-        if isinstance(expansion, Rejected):
-            rejected.append(expansion)
+        fitted = fit_algorithm(request, algorithm, slices=1)
+        if isinstance(fitted, Rejected):
+            rejected.append(fitted)
         else:
-            options.append(_make_flat_option(algorithm, expansion, placement, parameters))
+            options.append(_make_flat_option(algorithm, fitted, placement, parameters))
     return options, rejected
 
 
@@ -98,7 +98,7 @@ def is_too_wide(request: PlanRequest) -> bool:
     """
     g = request.geometry
     named = request.algorithm is not None or request.exact
-    return not named and request.collective in PHASES and g.size > _MOST_LEVEL and g.why_not_hierarchical is None
+    return not named and request.collective in PHASES and g.size > _MOST_LEVEL and g.hierarchical_misfit_reason is None
 
 
 WIDE = f"beyond {_MOST_LEVEL} ranks only two-level algorithms are considered"
@@ -106,25 +106,18 @@ WIDE = f"beyond {_MOST_LEVEL} ranks only two-level algorithms are considered"
 
 
 def _make_flat_option(
-    algorithm: str, expansion: Expansion, placement: Placement, parameters: CostParameters
+    algorithm: str, fitted: FittedAlgorithm, placement: Placement, parameters: CostParameters
 ) -> AlgorithmOption:
-    """Return the priced option of a one-level algorithm; an algorithm of `SLICED` may cut the data into slices.
+    """Return the priced option of a one-level algorithm; an algorithm of `SLICED` may cut the data into slices."""
+    whole = place_rounds(placement, fitted.rounds, parameters=parameters)
 
-    Args:
-        algorithm: Name of the algorithm.
-        expansion: The algorithm fitted to the group.
-        placement: Where the ranks of the group are.
-        parameters: Overheads and efficiencies.
-    """
-    whole = place_rounds(placement, expansion.rounds, parameters=parameters)
+    def place_sliced(slices: int) -> Placed:
+        return place_rounds(placement, read_rounds(fitted.make(slices=slices)), parameters=parameters)
 
-    def sliced(slices: int) -> Placed:
-        return place_rounds(placement, read_rounds(expansion.make(slices=slices)), parameters=parameters)
-
-    return Flat(algorithm, expansion.detail, whole, expansion.make, sliced=sliced if algorithm in SLICED else None)
+    return Flat(algorithm, fitted.detail, whole, fitted.make, sliced=place_sliced if algorithm in SLICED else None)
 
 
-def expand(request: PlanRequest, algorithm: str, *, slices: int | None = None) -> Expansion | Rejected:
+def fit_algorithm(request: PlanRequest, algorithm: str, *, slices: int | None = None) -> FittedAlgorithm | Rejected:
     """Return an algorithm fitted to a group, or the reason why it does not apply.
 
     Args:
@@ -133,7 +126,7 @@ def expand(request: PlanRequest, algorithm: str, *, slices: int | None = None) -
         slices: Number of slices, if the algorithm sends slices; None: its default.
     """
     g, collective = request.geometry, request.collective
-    why = why_not(algorithm, g)
+    why = misfit_reason(algorithm, g)
     if why is None and collective in READINGS and algorithm in _DIRECT and g.size > _MOST_DIRECT:
         why = f"its table grows with the square of {g.size} ranks"
     # A chain, and a ring from a root, pass data from rank to rank.
@@ -151,23 +144,23 @@ def expand(request: PlanRequest, algorithm: str, *, slices: int | None = None) -
         messages = ring_rounds(collective, [g.ring_order] if algorithm == "ring" else g.rings)
     else:
         messages = read_rounds(make(slices=slices) if algorithm in SLICED and slices else make())
-    return Expansion(detail=detail, rounds=messages, make=make)
+    return FittedAlgorithm(detail=detail, rounds=messages, make=make)
 
 
-def why_not(algorithm: str, g: Geometry) -> str | None:
+def misfit_reason(algorithm: str, g: Geometry) -> str | None:
     """Return why an algorithm does not apply to a group, as text; None if it applies."""
     if (lacks := misfit(algorithm, g.size)) is not None:
         return f"it {lacks}"
     if algorithm == "multi_ring" and not g.rings:
         return "its devices hold no ring of wires"
     if algorithm == "kangaring":
-        return _why_no_kangaring(g)
+        return _kangaring_misfit_reason(g)
     if algorithm in ("swing", "bucket"):
-        return _why_no_torus(algorithm, g)
+        return _torus_misfit_reason(algorithm, g)
     return None
 
 
-def _why_no_kangaring(g: Geometry) -> str | None:
+def _kangaring_misfit_reason(g: Geometry) -> str | None:
     """Return why a group cannot run kangaring, which pairs ranks of each device on rings of wires; None if it can."""
     if not g.cluster.whole_devices(g.ranks):
         return "it needs all ranks of every device in the group"
@@ -178,7 +171,7 @@ def _why_no_kangaring(g: Geometry) -> str | None:
     return None if g.rings else "its devices hold no ring of wires"
 
 
-def _why_no_torus(algorithm: str, g: Geometry) -> str | None:
+def _torus_misfit_reason(algorithm: str, g: Geometry) -> str | None:
     """Return why a group cannot run swing or bucket, algorithms of a torus; None if it can."""
     grid = g.grid()
     if grid is None or not all(grid.wraps):
@@ -197,7 +190,7 @@ def fitting_options(algorithm: str, g: Geometry) -> tuple[str, Mapping[str, obje
         return "", {"order": g.ring_order}
     if algorithm == "multi_ring":
         return _rings_text(len(g.rings)), {"orders": g.rings}
-    if algorithm == "rdh" and g.why_no_cube is None:
+    if algorithm == "rdh" and g.cube_misfit_reason is None:
         return f"over {len(g.devices)} devices as a cube", {"devices": g.devices}
     if algorithm == "kangaring":
         orders = _rings_of_pairs(g)
@@ -212,10 +205,7 @@ def scatter_rings(scatter: str, g: Geometry) -> Rings | None:
 
 
 def _rings_of_pairs(geometry: Geometry) -> list[list[int]]:
-    """Return each ring of a group, in both directions, as a list of pairs, by their index in `Geometry.pairs`.
-
-    A pair is two ranks of one device.
-    """
+    """Return each ring of a group, in both directions, as the indexes of pairs of ranks in `Geometry.pairs`."""
     pair_of = {rank: number for number, pair in enumerate(geometry.pairs()) for rank in pair}
     return [list(dict.fromkeys(pair_of[rank] for rank in order)) for order in geometry.rings]
 

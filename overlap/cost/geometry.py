@@ -28,34 +28,30 @@ class Geometry:
     def devices(self) -> tuple[tuple[int, ...], ...]:
         """Group ranks of each device; devices, and the ranks of a device, are in the order of world ranks."""
         local, node = self._world_ranks % self.cluster.ranks_per_node, self._world_ranks // self.cluster.ranks_per_node
-        return self._group_by(node * self.cluster.devices_per_node + local // self.cluster.ranks_per_device)
+        return self._split_by_key(node * self.cluster.devices_per_node + local // self.cluster.ranks_per_device)
 
     @cached_property
     def nodes(self) -> tuple[tuple[int, ...], ...]:
         """Group ranks of each node."""
-        return self._group_by(self._world_ranks // self.cluster.ranks_per_node)
+        return self._split_by_key(self._world_ranks // self.cluster.ranks_per_node)
 
     @cached_property
     def units(self) -> tuple[tuple[int, ...], ...]:
         """Group ranks of each unit: a node or an UltraServer, which only the network joins with others."""
-        return self._group_by(self._world_ranks // self.cluster.ranks_per_unit)
+        return self._split_by_key(self._world_ranks // self.cluster.ranks_per_unit)
 
     @cached_property
     def _world_ranks(self) -> NDArray[np.int64]:
         return np.asarray(self.ranks, np.int64)
 
-    def _group_by(self, key: NDArray[np.int64]) -> tuple[tuple[int, ...], ...]:
-        """Return the group ranks in parts with equal keys, in the order of world ranks.
-
-        Args:
-            key: (size,) Key of each group rank; must ascend with world ranks.
-        """
+    def _split_by_key(self, key: NDArray[np.int64]) -> tuple[tuple[int, ...], ...]:
+        """Return the group ranks in parts with equal keys, in the order of world ranks, with which keys must ascend."""
         order = np.argsort(self._world_ranks, kind="stable")
         bounds = np.flatnonzero(np.diff(key[order])) + 1
         return tuple(tuple(part.tolist()) for part in np.split(order, bounds))
 
     @cached_property
-    def why_not_hierarchical(self) -> str | None:
+    def hierarchical_misfit_reason(self) -> str | None:
         """Reason why two-level algorithms do not apply; None if they apply.
 
         They need several nodes with two or more ranks each, equally many, and group ranks in the order of world ranks.
@@ -71,7 +67,7 @@ class Geometry:
         return None
 
     @cached_property
-    def why_no_cube(self) -> str | None:
+    def cube_misfit_reason(self) -> str | None:
         """Reason why algorithms along the edges of a cube do not apply; None if the devices are corners of a cube."""
         if len(self.units) > 1:
             return "only the network joins its nodes"
@@ -113,6 +109,6 @@ class Geometry:
         alone = len(self.devices) == self.size and list(self.ranks) == sorted(self.ranks)
         return self.cluster.grid(self.ranks) if alone else None
 
-    def part(self, indices: Sequence[int]) -> Geometry:
+    def geometry_of(self, indices: Sequence[int]) -> Geometry:
         """Return the geometry of some ranks of the group, given as group ranks; they become 0, 1, ... in this order."""
         return Geometry(cluster=self.cluster, ranks=tuple(self.ranks[index] for index in indices))

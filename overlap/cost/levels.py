@@ -48,7 +48,7 @@ def find_crossings(cluster: Cluster, ranks: Sequence[int], parts: Sequence[Price
     crossed = []
     for name, block, bytes_per_s in _level_blocks(cluster, ranks):
         out = sum(
-            (_leaving_bytes(block, part, placed) for part in parts for placed in part.placed.placed_rounds),
+            (_count_leaving_bytes(block, part, placed) for part in parts for placed in part.placed.placed_rounds),
             np.zeros(_block_count(block)),
         )
         busiest = float(out.max(initial=0.0))
@@ -67,24 +67,20 @@ def block_exits(option: AlgorithmOption, cluster: Cluster, ranks: Sequence[int])
     crossed = find_crossings(cluster, ranks, option.parts)
     return BlockExits(
         s_per_byte=max((crossing.s_per_byte for crossing in crossed), default=0.0),
-        held_up_s_per_byte=_held_up_s_per_byte(cluster, ranks, option.parts),
+        held_up_s_per_byte=_exit_delay_s_per_byte(cluster, ranks, option.parts),
     )
 
 
-def _held_up_s_per_byte(cluster: Cluster, ranks: Sequence[int], parts: Sequence[PricedPhase]) -> float:
-    """Return by how long the bandwidth out of blocks delays steps beyond their wires, for each byte of the vector.
-
-    Args:
-        cluster: The machine.
-        ranks: World ranks in group order.
-        parts: The phases of an algorithm on that group.
-    """
+def _exit_delay_s_per_byte(cluster: Cluster, ranks: Sequence[int], parts: Sequence[PricedPhase]) -> float:
+    """Return by how long the bandwidth out of blocks delays steps beyond their wires, for each byte of the vector."""
     levels, total_s = list(_level_blocks(cluster, ranks)), 0.0
     for part in parts:
         for placed in part.placed.placed_rounds:
             times = placed.round.repeat * part.share / part.placed.rounds.slots
             wires_s = times * float(placed.wire_s_per_byte.max(initial=0.0))
-            ways_s = [float(_leaving_bytes(block, part, placed).max(initial=0.0)) / rate for _, block, rate in levels]
+            ways_s = [
+                float(_count_leaving_bytes(block, part, placed).max(initial=0.0)) / rate for _, block, rate in levels
+            ]
             total_s += max(0.0, *(way_s - wires_s for way_s in ways_s))
     return total_s
 
@@ -115,14 +111,8 @@ def _block_count(block: Ints) -> int:
     return int(block.max(initial=0)) + 1
 
 
-def _leaving_bytes(block: Ints, part: PricedPhase, placed: PlacedRound) -> Floats:
-    """Return (blocks,) the bytes that leave each block in all repetitions of a round, for each byte of the vector.
-
-    Args:
-        block: (ranks,) Number of the block of each rank.
-        part: The phase, for its share of the vector.
-        placed: A round of the phase.
-    """
+def _count_leaving_bytes(block: Ints, part: PricedPhase, placed: PlacedRound) -> Floats:
+    """Return (blocks,) the bytes that leave each block in all repetitions of a round, for each byte of the vector."""
     src, dst = placed.round.src, placed.round.dst
     across = block[src] != block[dst]
     sent = placed.round.sent[across] * (placed.round.repeat * part.share / part.placed.rounds.slots)

@@ -18,7 +18,7 @@ from ..errors import ScheduleError
 from .clocks import CostBreakdown
 from .parameters import CostParameters
 from .phase import PricedPhase
-from .pipeline import Uses, find_binding_uses, in_slices_s
+from .pipeline import Uses, find_binding_uses, pipelined_time_s
 from .placed import Placed
 
 # Most slices of a flat schedule: twice as many would gain at most 1 / 64 of the time of the bytes.
@@ -91,12 +91,12 @@ class AlgorithmOption(ABC):
             below_s: Price of another option. An option that cannot be cheaper returns a rough price, without a search
                 for the best number of slices.
         """
-        price = self._price(nbytes, below_s)
+        price = self._price_without_exits(nbytes, below_s)
         if self.exits is None:
             return price
         # With several slices, one slice leaves a block while others are inside, so that these waits are hidden.
         longer_s = self.exits.held_up_s_per_byte * nbytes if price.slices == 1 else 0.0
-        least_s = self._price(0, inf).total_s + self.exits.s_per_byte * nbytes
+        least_s = self._price_without_exits(0, inf).total_s + self.exits.s_per_byte * nbytes
         return replace(price, total_s=max(price.total_s + longer_s, least_s))
 
     def breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
@@ -106,18 +106,18 @@ class AlgorithmOption(ABC):
             nbytes: Bytes of the whole vector.
             slices: Number of slices, from `Price.slices`.
         """
-        breakdown = self._breakdown(nbytes, slices)
+        breakdown = self._breakdown_without_exits(nbytes, slices)
         if self.exits is None:
             return breakdown
-        beyond_s = self.price(nbytes).total_s - self._price(nbytes, below_s=inf).total_s
+        beyond_s = self.price(nbytes).total_s - self._price_without_exits(nbytes, below_s=inf).total_s
         return replace(breakdown, wire_s=breakdown.wire_s + beyond_s)
 
     @abstractmethod
-    def _price(self, nbytes: float, below_s: float) -> Price:
+    def _price_without_exits(self, nbytes: float, below_s: float) -> Price:
         """Return the price without waits at the switches between nodes; arguments: see `price`."""
 
     @abstractmethod
-    def _breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
+    def _breakdown_without_exits(self, nbytes: float, slices: int) -> CostBreakdown:
         """Return the terms of the time without waits at the switches between nodes; arguments: see `breakdown`."""
 
     @abstractmethod
@@ -135,7 +135,7 @@ class AlgorithmOption(ABC):
         """
         return self.parts
 
-    def in_slices_s(self, phases_s: Sequence[float], slices: int) -> float:
+    def sliced_time_s(self, phases_s: Sequence[float], slices: int) -> float:
         """Return the time of all slices, without the launch. Here data is not cut, and phases do not overlap.
 
         Args:
@@ -200,15 +200,15 @@ class Flat(AlgorithmOption):
         sliced: Callable[[int], Placed] | None = None,
     ) -> None:
         super().__init__(algorithm, detail, (PricedPhase(placed),))
-        self._make, self._sliced, self.searches = make, sliced, sliced is not None
+        self._make, self._place_sliced, self.searches = make, sliced, sliced is not None
         self._phases = {1: self.parts[0]}
 
     def schedule(self, slices: int = 1) -> Schedule:
         """Return the table of transfers, with the option's name as its `algorithm`."""
-        table = self._make(slices=slices) if self._sliced is not None else self._make()
+        table = self._make(slices=slices) if self._place_sliced is not None else self._make()
         return replace(table, algorithm=self.algorithm)
 
-    def _price(self, nbytes: float, below_s: float) -> Price:
+    def _price_without_exits(self, nbytes: float, below_s: float) -> Price:
         """Return the price with the best number of slices, a power of two; arguments: see `price`.
 
         With more slices the time first falls, then rises, as each slice has to be started: stop at the first rise. If a
@@ -216,7 +216,7 @@ class Flat(AlgorithmOption):
         """
         whole = self.parts[0]
         best, slices = Price(total_s=whole.total_s(nbytes)), 2
-        if self._sliced is None:
+        if self._place_sliced is None:
             return best
         # Lower bounds for any number of slices: the time without bytes, and that of all bytes on the busiest wire.
         hopeless = max(whole.total_s(0), whole.model.busiest_s_per_byte() * nbytes) >= below_s
@@ -227,7 +227,7 @@ class Flat(AlgorithmOption):
             best, slices = more, 2 * slices
         return best
 
-    def _breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
+    def _breakdown_without_exits(self, nbytes: float, slices: int) -> CostBreakdown:
         return self._sliced_phase(slices).breakdown(nbytes)
 
     def phases(self, slices: int) -> tuple[PricedPhase, ...]:
@@ -237,8 +237,8 @@ class Flat(AlgorithmOption):
     def _sliced_phase(self, slices: int) -> PricedPhase:
         """Return the phase with the data in `slices`, made at the first use of this number."""
         if slices not in self._phases:
-            assert self._sliced is not None, f"{self.algorithm} sends no slices"
-            self._phases[slices] = PricedPhase(self._sliced(slices))
+            assert self._place_sliced is not None, f"{self.algorithm} sends no slices"
+            self._phases[slices] = PricedPhase(self._place_sliced(slices))
         return self._phases[slices]
 
 
@@ -271,16 +271,16 @@ class Phased(AlgorithmOption):
         return self._make(slices)
 
     @cached_property
-    def _uses(self) -> Uses:
+    def _resource_uses(self) -> Uses:
         """Use of shared wires, memories and reducers by the phases; see `pipeline.Uses`."""
         return find_binding_uses(self.parts)
 
-    def _price(self, nbytes: float, below_s: float) -> Price:
+    def _price_without_exits(self, nbytes: float, below_s: float) -> Price:
         """Return the price with the best number of slices; of equal prices, that with the fewest slices."""
-        prices = (self._price_in_slices(slices, nbytes) for slices in self._slice_counts(nbytes))
+        prices = (self._price_in_slices(slices, nbytes) for slices in self._candidate_slice_counts(nbytes))
         return min(prices, key=lambda price: price.total_s * (1 + _ROUNDING * price.slices))
 
-    def _slice_counts(self, nbytes: float) -> Iterator[int]:
+    def _candidate_slice_counts(self, nbytes: float) -> Iterator[int]:
         """Yield the numbers of slices to price: 1, 2, 3, 4, 8, 16, ... up to the limits of the parameters."""
         yield 1
         least, slices = self._parameters.slice_bytes, 2
@@ -290,17 +290,17 @@ class Phased(AlgorithmOption):
 
     def _price_in_slices(self, slices: int, nbytes: float) -> Price:
         phases_s = [part.total_s(nbytes / slices) for part in self.parts]
-        return Price(total_s=self._parameters.launch_s + self.in_slices_s(phases_s, slices), slices=slices)
+        return Price(total_s=self._parameters.launch_s + self.sliced_time_s(phases_s, slices), slices=slices)
 
-    def in_slices_s(self, phases_s: Sequence[float], slices: int) -> float:
+    def sliced_time_s(self, phases_s: Sequence[float], slices: int) -> float:
         """Return the time of all slices in the pipeline, without the launch; arguments: see `AlgorithmOption`."""
-        return sum(phases_s) if slices == 1 else in_slices_s(phases_s, slices, self._uses)
+        return sum(phases_s) if slices == 1 else pipelined_time_s(phases_s, slices, self._resource_uses)
 
-    def _breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
+    def _breakdown_without_exits(self, nbytes: float, slices: int) -> CostBreakdown:
         """Return the terms of the time: of each phase for one slice, and of the slowest phase for further slices."""
         phases_s = [part.total_s(nbytes / slices) for part in self.parts]
         slowest = max(range(len(phases_s)), key=lambda phase: phases_s[phase])
-        further_s = self.in_slices_s(phases_s, slices) - sum(phases_s)
+        further_s = self.sliced_time_s(phases_s, slices) - sum(phases_s)
         total = asdict(CostBreakdown())
         for number, part in enumerate(self.parts):
             times = 1 + further_s / phases_s[slowest] if number == slowest and phases_s[slowest] else 1.0
@@ -330,8 +330,8 @@ class Formula(AlgorithmOption):
         """Raise `ScheduleError`: the option has no table."""
         raise ScheduleError(self._refusal)
 
-    def _price(self, nbytes: float, below_s: float) -> Price:
+    def _price_without_exits(self, nbytes: float, below_s: float) -> Price:
         return Price(total_s=self._terms(nbytes).total_s)
 
-    def _breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
+    def _breakdown_without_exits(self, nbytes: float, slices: int) -> CostBreakdown:
         return self._terms(nbytes)

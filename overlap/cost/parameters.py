@@ -59,10 +59,10 @@ class CostParameters:
 
     def efficiencies(self, kind: NDArray[np.str_]) -> Floats:
         """Return (wires,) the efficiency of each wire, by the kind of the wire."""
-        return by_kind(self.efficiency, kind, otherwise=1.0)
+        return figures_of_wires(self.efficiency, kind, otherwise=1.0)
 
 
-def by_kind(figures: ByKind, kind: NDArray[np.str_], *, otherwise: float = 0.0) -> Floats:
+def figures_of_wires(figures: ByKind, kind: NDArray[np.str_], *, otherwise: float = 0.0) -> Floats:
     """Return (wires,) the figure of each wire.
 
     Args:
@@ -160,11 +160,11 @@ def is_measured(cluster: Cluster, ranks: int, collective: str, nbytes: int, dtyp
         nbytes: Bytes of the whole vector.
         dtype: Type of the elements.
     """
-    sizes = known_sizes(cluster, ranks, collective, dtype)
+    sizes = measured_sizes(cluster, ranks, collective, dtype)
     return bool(sizes) and min(sizes) <= nbytes <= max(sizes)
 
 
-def known_sizes(cluster: Cluster, ranks: int, collective: str, dtype: str) -> tuple[int, ...]:
+def measured_sizes(cluster: Cluster, ranks: int, collective: str, dtype: str) -> tuple[int, ...]:
     """Return the sizes with a published measurement, in bytes; () if there is none. Arguments: see `is_measured`.
 
     Measurements count only for the machine's default size of logical cores, and if all ranks took part.

@@ -9,7 +9,7 @@ from functools import cached_property
 from ..collectives.placement import Floats
 from .clocks import CostBreakdown, cost
 from .placed import Placed
-from .remembered import Remembered
+from .remembered import LimitedCache
 
 # Sizes whose time is remembered in each phase: a plan asks for one size for each number of slices.
 _REMEMBERED = 64
@@ -42,7 +42,7 @@ class PricedPhase:
         dma_s_per_byte = model.parameters.dma_s_per_byte * model.rounds.sent_share
         self._least_s_per_byte = max(model.memory_s_per_byte(), dma_s_per_byte)
         self._wire_s_per_byte, self._delay_s = model.busiest_s_per_byte(), model.least_delay_s()
-        self._times_s = Remembered[float, float](_REMEMBERED)
+        self._times_s = LimitedCache[float, float](_REMEMBERED)
 
     @cached_property
     def busy_s_per_slot(self) -> Floats:
@@ -56,29 +56,26 @@ class PricedPhase:
 
     def total_s(self, nbytes: float) -> float:
         """Return the time for a vector of `nbytes`."""
-        return self._times_s.find(nbytes, lambda: self._compute_total_s(nbytes))
+        return self._times_s.find_or_compute(nbytes, lambda: self._compute_total_s(nbytes))
 
     def _compute_total_s(self, nbytes: float) -> float:
         """Return the time for a vector of `nbytes`: by the clocks, or by the busiest resource if that takes longer."""
         clocks_s = cost(self.model, self.share * nbytes).total_s
-        return max(clocks_s, self._least_s(nbytes), self._processors_s(nbytes))
+        return max(clocks_s, self._lower_bound_s(nbytes), self._processor_bound_s(nbytes))
 
-    def _least_s(self, nbytes: float) -> float:
+    def _lower_bound_s(self, nbytes: float) -> float:
         """Return a lower bound of the time: launch, and the busiest memory, message engine (DMA) or wire."""
         memory_s = self.model.parameters.launch_s + self._least_s_per_byte * self.share * nbytes
-        return max(memory_s, self._least_wire_s(nbytes))
+        return max(memory_s, self._wire_bound_s(nbytes))
 
-    def _least_wire_s(self, nbytes: float) -> float:
+    def _wire_bound_s(self, nbytes: float) -> float:
         """Return the time at which the busiest wire has carried all bytes, including the delay of its first message."""
         return self.model.parameters.launch_s + self._delay_s + self._wire_s_per_byte * self.share * nbytes
 
-    def _processors_s(self, nbytes: float) -> float:
-        """Return the time at which the processors that ranks share have done all work.
-
-        If ranks share no processors (`cores` is None), this is the launch time.
-        """
+    def _processor_bound_s(self, nbytes: float) -> float:
+        """Return the time at which shared processors have done all work; the launch time if none are shared."""
         parameters = self.model.parameters
-        busy_s = 0.0 if parameters.cores is None else self.placed.processors_s(self.share * nbytes)
+        busy_s = 0.0 if parameters.cores is None else self.placed.processor_time_s(self.share * nbytes)
         return parameters.launch_s + busy_s
 
     def breakdown(self, nbytes: float) -> CostBreakdown:
@@ -90,11 +87,11 @@ class PricedPhase:
         breakdown = cost(self.model, self.share * nbytes, explain=True).breakdown
         assert breakdown is not None
         total_s = breakdown.total_s
-        wire_s = _excess_s(self._least_wire_s(nbytes), total_s)
-        memory_s = _excess_s(self._least_s(nbytes), total_s + wire_s)
+        wire_s = _excess_s(self._wire_bound_s(nbytes), total_s)
+        memory_s = _excess_s(self._lower_bound_s(nbytes), total_s + wire_s)
         # Excess time of shared processors: their time without bytes counts as starts of messages, the rest as memory.
-        rest_s = _excess_s(self._processors_s(nbytes), total_s + wire_s + memory_s)
-        start_s = min(rest_s, self._processors_s(0.0) - self.model.parameters.launch_s)
+        rest_s = _excess_s(self._processor_bound_s(nbytes), total_s + wire_s + memory_s)
+        start_s = min(rest_s, self._processor_bound_s(0.0) - self.model.parameters.launch_s)
         return replace(
             breakdown,
             wire_s=breakdown.wire_s + wire_s,

@@ -37,7 +37,7 @@ def find_binding_uses(parts: Sequence[PricedPhase]) -> Uses:
     return tuple(tuple(row.tolist()) for row in binding)
 
 
-def in_slices_s(phases_s: Sequence[float], slices: int, shared: Uses) -> float:
+def pipelined_time_s(phases_s: Sequence[float], slices: int, shared: Uses) -> float:
     """Return the time until all slices have passed through all phases, one slice behind the other.
 
     With phases that share nothing it is sum(phases_s) + (slices - 1) * max(phases_s); with phases that all need the

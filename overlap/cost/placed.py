@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..collectives.placement import Floats, Ints, Placement, Routes, Wires
-from .parameters import IDEAL, CostParameters, by_kind
+from .parameters import IDEAL, CostParameters, figures_of_wires
 from .processors import processor_work
 from .rounds import Round, Rounds
 
@@ -40,7 +40,7 @@ class MessagesByClock:
         self.clock: Ints = clocks[self.first]
         self.alone: bool = len(self.first) == len(clock)
 
-    def latest(self, times: Ints) -> Ints:
+    def latest_times(self, times: Ints) -> Ints:
         """Return for each clock in `clock` the latest time among its messages; of equal times, the first message's.
 
         Args:
@@ -171,7 +171,7 @@ class Placed:
     placed_rounds: tuple[PlacedRound, ...]  # one for each round
 
     @cached_property  # cached, as every step of every price needs it
-    def lanes(self) -> int:
+    def lane_count(self) -> int:
         """Number of lanes: parts of the data that do not wait for each other, such as those of two trees."""
         return 1 + max(
             (int(lane.max(initial=0)) for r in self.rounds.rounds if (lane := r.lane) is not None), default=0
@@ -182,7 +182,7 @@ class Placed:
         """Number of wires by which messages leave their senders; `PlacedRound.first_wire` counts these."""
         return max((int(placed.first_wire.max(initial=-1)) + 1 for placed in self.placed_rounds), default=0)
 
-    def runs(self) -> Iterator[tuple[PlacedRound, int, bool]]:
+    def iterate_rounds(self) -> Iterator[tuple[PlacedRound, int, bool]]:
         """Yield (round, repetitions, whether the following step hides the delays of each), in the order of time.
 
         The round of a ring may be yielded twice: its last repetition may have no following step that hides its delays.
@@ -212,11 +212,11 @@ class Placed:
             return 0.0
         total = np.zeros(self.placement.size)
         for round_ in self.rounds.rounds:
-            total += round_.repeat * round_.touched
+            total += round_.repeat * round_.memory_accesses
         busiest = float(np.bincount(self.placement.device, total).max(initial=0.0))
         return busiest / (bytes_per_s * self.parameters.memory_efficiency * self.rounds.slots)
 
-    def processors_s(self, nbytes: float) -> float:
+    def processor_time_s(self, nbytes: float) -> float:
         """Return the time that shared processors need for `nbytes`: the busiest one's in each step, added up."""
         slot_bytes = nbytes / self.rounds.slots
         times_s = (placed.core_s + placed.core_s_per_byte * slot_bytes for placed in self.placed_rounds)
@@ -225,7 +225,7 @@ class Placed:
 
     def busiest_s_per_byte(self) -> float:
         """Return the time that the busiest wire carries bytes, for each byte of the vector; 0 without messages."""
-        return float(self._loads_s().max(initial=0.0)) / self.rounds.slots
+        return float(self._wire_loads_s().max(initial=0.0)) / self.rounds.slots
 
     def least_delay_s(self) -> float:
         """Return the smallest sum of start and latency of any message, without the time of its bytes; 0 without any."""
@@ -236,7 +236,7 @@ class Placed:
 
         Of several such wires, it is the first in the order of their ends.
         """
-        loads_s = self._loads_s()
+        loads_s = self._wire_loads_s()
         return self.placement.first_in_stable_order(np.flatnonzero(loads_s == loads_s.max())) if loads_s.any() else None
 
     def busy_s_per_slot(self) -> Floats:
@@ -244,14 +244,14 @@ class Placed:
         reducing, touched = np.zeros(self.placement.size), np.zeros(self.placement.size)
         for round_ in self.rounds.rounds:
             reducing += round_.repeat * (round_.added + round_.local_added)
-            touched += round_.repeat * round_.touched
+            touched += round_.repeat * round_.memory_accesses
         # Ranks of one device share its memory.
         memory = np.bincount(self.placement.device, touched, int(self.placement.device.max(initial=0)) + 1)
         rate = self.placement.memory_bytes_per_s
         memory_s = memory / (rate * self.parameters.memory_efficiency) if rate else 0.0 * memory
-        return np.concatenate([reducing * self.parameters.reduction_s_per_byte, memory_s, self._loads_s()])
+        return np.concatenate([reducing * self.parameters.reduction_s_per_byte, memory_s, self._wire_loads_s()])
 
-    def _loads_s(self) -> Floats:
+    def _wire_loads_s(self) -> Floats:
         """Return (wires,) the time that each wire is busy in all rounds, for each byte of a slot."""
         size = max((len(placed.load_s_per_byte) for placed in self.placed_rounds), default=0)
         total = np.zeros(size)
@@ -303,15 +303,7 @@ def _place_round(
 ) -> PlacedRound:
     """Return a round with its times on the machine: fixed ones, and those for each byte of a slot.
 
-    Args:
-        round_: The round.
-        routes: The wires of each message.
-        first_wire: (messages,) See `PlacedRound.first_wire`.
-        wires: Figures of all wires of the placement.
-        rate: (wires,) Bytes that each wire carries in a second.
-        placement: Where the ranks are.
-        parameters: Overheads and efficiencies.
-        contention: Whether messages share wires and memories.
+    `rate` has the bytes that each wire carries in a second; for `first_wire` see `PlacedRound`.
     """
     # Message m crosses the wires routes.wire[start[m] : stop[m]].
     start, stop = routes.first[:-1], routes.first[1:]
@@ -321,11 +313,11 @@ def _place_round(
     load = np.bincount(routes.wire, sent, len(rate)) / rate
     wire_s_per_byte = load[routes.wire] if contention else sent / rate[routes.wire]
     others = np.bincount(round_.dst, round_.count)[round_.dst] - 1  # number of further messages to the same receiver
-    latency_s = _latencies_s(wires.latency_s[routes.wire], start, parameters)
-    latency_s += others * by_kind(parameters.incast_s, inward)
+    latency_s = _message_latencies_s(wires.latency_s[routes.wire], start, parameters)
+    latency_s += others * figures_of_wires(parameters.incast_s, inward)
     # The start of a reduction is hidden in the gaps of further messages to the same rank.
-    hidden_s = others * by_kind(parameters.gap_s, inward)
-    reduce_s = np.maximum(by_kind(parameters.reduce_s, inward) - hidden_s, 0.0)
+    hidden_s = others * figures_of_wires(parameters.gap_s, inward)
+    reduce_s = np.maximum(figures_of_wires(parameters.reduce_s, inward) - hidden_s, 0.0)
     memory = partial(_memory_s_per_byte, placement=placement, parameters=parameters, contention=contention)
     moving, adding = memory(round_.moving), memory(round_.adding)
     # A message waits for the busier memory, of its sender or of its receiver.
@@ -336,8 +328,8 @@ def _place_round(
     return PlacedRound(
         round=round_,
         latency_s=latency_s,
-        start_s=_send_starts_s(round_, outward, parameters),
-        wire_s_per_byte=_combine_wires(np.maximum, wire_s_per_byte, start),
+        start_s=_send_start_times_s(round_, outward, parameters),
+        wire_s_per_byte=_combine_by_message(np.maximum, wire_s_per_byte, start),
         moving_s_per_byte=moving[busier],
         adding_s_per_byte=adding[busier],
         reducing_s_per_byte=round_.added[round_.dst] * reducer,
@@ -346,35 +338,26 @@ def _place_round(
         load_s_per_byte=load,
         core_s=work.once_s,
         core_s_per_byte=work.s_per_byte,
-        hops=_longest_hops(latency_s, routes, wires),
+        hops=_count_longest_hops(latency_s, routes, wires),
         first_wire=first_wire,
-        gap_s=by_kind(parameters.gap_s, outward),
+        gap_s=figures_of_wires(parameters.gap_s, outward),
         reduce_s=np.where(round_.added[round_.dst] > 0, reduce_s, 0.0),
         curves=tuple(_wire_curves(outward, parameters)),
     )
 
 
-def _latencies_s(wire_latency_s: Floats, start: Ints, parameters: CostParameters) -> Floats:
+def _message_latencies_s(wire_latency_s: Floats, start: Ints, parameters: CostParameters) -> Floats:
     """Return (messages,) the latency of each message: that of its slowest wire, and a share of its other wires'.
 
     The share is `CostParameters.cut_through`: devices on the way forward bytes before a message has arrived as a whole.
-
-    Args:
-        wire_latency_s: Latency of each wire of all messages, message after message.
-        start: (messages,) Index of the first wire of each message.
-        parameters: Parameters of the cost model.
+    `start` has the index of the first wire of each message.
     """
-    slowest = _combine_wires(np.maximum, wire_latency_s, start)
-    return slowest + parameters.cut_through * (_combine_wires(np.add, wire_latency_s, start) - slowest)
+    slowest = _combine_by_message(np.maximum, wire_latency_s, start)
+    return slowest + parameters.cut_through * (_combine_by_message(np.add, wire_latency_s, start) - slowest)
 
 
 def _wire_curves(outward: NDArray[np.str_], parameters: CostParameters) -> Iterator[_SizeCurve]:
-    """Yield the efficiency curves that apply to messages of a round.
-
-    Args:
-        outward: (messages,) Kind of the wire by which each message leaves its sender.
-        parameters: Parameters of the cost model, with the curves by kind.
-    """
+    """Yield the efficiency curves that apply to messages; `outward` is the kind of the first wire of each message."""
     for kind, points in parameters.curves:
         messages = np.flatnonzero(outward == kind)
         if len(messages):
@@ -382,25 +365,15 @@ def _wire_curves(outward: NDArray[np.str_], parameters: CostParameters) -> Itera
             yield _SizeCurve(messages, np.log(np.maximum(sizes, 1.0)), shares)
 
 
-def _combine_wires(operator: np.ufunc, values: Floats, start: Ints) -> Floats:
-    """Return (messages,) the values of each message's wires, combined by `operator`, such as `np.add`.
-
-    Args:
-        operator: The operator.
-        values: Value of each wire of all messages, message after message.
-        start: (messages,) Index of the first wire of each message.
-    """
+def _combine_by_message(operator: np.ufunc, values: Floats, start: Ints) -> Floats:
+    """Return (messages,) the values of each message's wires, combined by `operator`; `start` is its first index."""
     return operator.reduceat(values, start) if len(start) else np.zeros(0)
 
 
 def _memory_s_per_byte(touched: Floats, placement: Placement, parameters: CostParameters, contention: bool) -> Floats:
     """Return (size,) the time of each rank's memory, for each byte of a slot; zeros if the bandwidth is unknown.
 
-    Args:
-        touched: (size,) Reads and writes of each rank, in slots.
-        placement: Where the ranks are: ranks of one device share its memory.
-        parameters: Overheads and efficiencies.
-        contention: Whether memory takes time at all.
+    `touched` has the reads and writes of each rank, in slots. Ranks of one device share its memory.
     """
     if placement.memory_bytes_per_s is None or not contention:
         return np.zeros(placement.size)
@@ -408,27 +381,15 @@ def _memory_s_per_byte(touched: Floats, placement: Placement, parameters: CostPa
     return of_device[placement.device] / (placement.memory_bytes_per_s * parameters.memory_efficiency)
 
 
-def _send_starts_s(round_: Round, outward: NDArray[np.str_], parameters: CostParameters) -> Floats:
-    """Return (messages,) the time of the sender to start each message: its own start, and gaps for its other messages.
-
-    Args:
-        round_: The round.
-        outward: (messages,) Kind of the wire by which each message leaves its sender.
-        parameters: Parameters of the cost model.
-    """
-    gap_s = by_kind(parameters.gap_s, outward)
+def _send_start_times_s(round_: Round, outward: NDArray[np.str_], parameters: CostParameters) -> Floats:
+    """Return (messages,) the time of the sender to start each message: its own start, and gaps for its others."""
+    gap_s = figures_of_wires(parameters.gap_s, outward)
     total = np.bincount(round_.src, gap_s if round_.count is None else round_.count * gap_s, len(round_.added))
-    return by_kind(parameters.start_s, outward) + np.maximum(total[round_.src] - gap_s, 0.0)
+    return figures_of_wires(parameters.start_s, outward) + np.maximum(total[round_.src] - gap_s, 0.0)
 
 
-def _longest_hops(latency_s: Floats, routes: Routes, wires: Wires) -> dict[str, int]:
-    """Return by kind the number of wires that the message with the largest latency crosses; {} without messages.
-
-    Args:
-        latency_s: (messages,) Latency of each message.
-        routes: The wires of each message.
-        wires: All wires of the placement.
-    """
+def _count_longest_hops(latency_s: Floats, routes: Routes, wires: Wires) -> dict[str, int]:
+    """Return by kind the number of wires that the message with the largest latency crosses; {} without messages."""
     if not len(latency_s):
         return {}
     message = int(latency_s.argmax())

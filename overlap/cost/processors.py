@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..collectives.placement import Floats, Placement
-from .parameters import CostParameters, by_kind
+from .parameters import CostParameters, figures_of_wires
 from .rounds import Round
 
 
@@ -40,7 +40,7 @@ def processor_work(
     process, size = placement.device, int(placement.device.max(initial=0)) + 1
     share = _core_shares(size, int(parameters.cores))
     src, dst = process[round_.src], process[round_.dst]
-    message_s, byte_s = by_kind(parameters.busy_s, kind), by_kind(parameters.busy_s_per_byte, kind)
+    message_s, byte_s = figures_of_wires(parameters.busy_s, kind), figures_of_wires(parameters.busy_s_per_byte, kind)
     sent_s = byte_s * round_.sent
     # Half of the work of a message is its sender's, half its receiver's.
     once_s = (np.bincount(src, message_s, size) + np.bincount(dst, message_s, size)) / 2
@@ -52,11 +52,7 @@ def processor_work(
 
 
 def _sharing_time_s(work_s: Floats) -> Floats:
-    """Return (cores,) the time in which two or more processes take turns on each processor.
-
-    Args:
-        work_s: (processes, cores) Time of each process on each processor.
-    """
+    """Return (cores,) the time in which several processes take turns on a processor; `work_s` is (processes, cores)."""
     all_s: Floats = work_s.sum(axis=0)
     # The process with the most work shares the processor while the others work, which takes twice the time of their
     # work; then it is alone. If the others have more work than it, the processor is shared all the time.

@@ -29,12 +29,12 @@ class Rows:
     count: Floats  # (rows,) number of messages in each row
     far: NDArray[np.bool_]  # (rows,) whether the row goes to another unit
 
-    def in_order(self) -> Rows:
+    def sorted_by_receiver(self) -> Rows:
         """Return these rows, sorted by receiver."""
         order = np.argsort(self.dst, kind="stable")
         return Rows(src=self.src[order], dst=self.dst[order], count=self.count[order], far=self.far[order])
 
-    def key(self) -> bytes:
+    def comparison_key(self) -> bytes:
         """Return a key that is equal for two steps if and only if all their messages are equal."""
         return b"".join(column.tobytes() for column in (self.src, self.dst, self.count, self.far))
 
@@ -58,7 +58,7 @@ class Unit:
         self.size, self.places = size, len(ring)
         self._ring, self._own = np.asarray(ring, np.int64), np.arange(len(ring))
 
-    def every_pair(self) -> Rows:
+    def rows_to_all(self) -> Rows:
         """Return a message from every rank to every other; messages to one place in all other units are one row."""
         src, dst = (grid.reshape(-1) for grid in np.meshgrid(self._own, self._own))
         others = src != dst
@@ -72,17 +72,17 @@ class Unit:
             dst=np.concatenate([near.dst, far.dst]),
             count=np.concatenate([near.count, far.count * elsewhere]),
             far=np.concatenate([near.far, far.far]),
-        ).in_order()
+        ).sorted_by_receiver()
 
-    def ahead(self, distance: int) -> Rows:
+    def rows_ahead(self, distance: int) -> Rows:
         """Return a message from every rank r to rank r + distance; after the last rank comes rank 0."""
         return self._make_rows(self._own, self._own + distance)
 
-    def opposite(self, distance: int) -> Rows:
+    def rows_to_opposite(self, distance: int) -> Rows:
         """Return a message from every rank r to rank r XOR distance; the number of ranks is a power of two."""
         return self._make_rows(self._own, self._own ^ distance)
 
-    def following(self) -> Rows:
+    def rows_to_following(self) -> Rows:
         """Return a message from every rank to the next rank of the ring."""
         return self._make_rows(self._ring, np.append(self._ring[1:], self._ring[0] + self.places))
 
@@ -90,7 +90,7 @@ class Unit:
         """Return a message from each rank `src` of this unit to rank `to`, counted through all units."""
         units_ahead, dst = np.divmod(to, self.places)
         far = units_ahead % (self.size // self.places) != 0  # after the last unit comes this unit again
-        return Rows(src=src, dst=dst, count=np.ones(len(src)), far=far).in_order()
+        return Rows(src=src, dst=dst, count=np.ones(len(src)), far=far).sorted_by_receiver()
 
 
 _SlotsAndRounds: TypeAlias = tuple[int, list[Round]]  # slots, rounds
@@ -122,35 +122,24 @@ def regular_rounds(collective: str, algorithm: str, size: int, ring: Sequence[in
 def _make_round(
     unit: Unit, rows: Rows | None = None, slots: float = 0.0, *, passed_on: bool = False, repeat: int = 1, **work: float
 ) -> Round:
-    """Return a round of a unit's ranks, which all do the same work.
+    """Return a round of a unit's ranks, which all do the same work; `rows` None: without messages.
 
-    Args:
-        unit: The unit.
-        rows: Messages of the round; None for a round without messages.
-        slots: Slots of each message.
-        passed_on: Whether each rank reduces its messages and passes the sums on, as in a ring.
-        repeat: Number of equal steps.
-        work: Amounts of each rank, in slots: `added`, `local_added`, `moving`, `adding` and `local`, which
-            `rounds.Round` describes; 0 if left out.
+    `passed_on` says whether ranks reduce messages and pass the sums on, as in a ring. `work` has the amounts of each
+    rank by the names in `rounds.AMOUNTS`, in slots; 0 if left out.
     """
     rows = Rows(src=_NONE, dst=_NONE, count=np.zeros(0), far=np.zeros(0, np.bool_)) if rows is None else rows
     ends = rows.src, rows.dst, rows.count * float(slots)
     return replace(
-        _equal_round(unit.places, ends, repeat=repeat, passed_on=passed_on, **work), count=rows.count, far=rows.far
+        _make_equal_round(unit.places, ends, repeat=repeat, passed_on=passed_on, **work), count=rows.count, far=rows.far
     )
 
 
-def _equal_round(
+def _make_equal_round(
     size: int, ends: tuple[Ints, Ints, Floats], *, repeat: int = 1, passed_on: bool = False, **work: float
 ) -> Round:
-    """Return a round with the same work for all ranks.
+    """Return a round with the same work for all ranks; `ends` are sender, receiver and slots of each message.
 
-    Args:
-        size: Number of ranks.
-        ends: Three columns (messages,): sender, receiver, and slots of each message.
-        repeat: Number of equal steps.
-        passed_on: Whether each rank reduces its messages and passes the sums on, as in a ring.
-        work: Amounts of each rank, by the names in `rounds.AMOUNTS`; 0 if left out.
+    Other arguments: see `_make_round`.
     """
     src, dst, sent = ends
     amounts = {name: np.full(size, work.pop(name, 0.0)) for name in AMOUNTS}
@@ -163,25 +152,25 @@ def _mesh_steps(unit: Unit) -> tuple[Round, Round]:
 
     A rank reduces by reading each of `size` operands once, and writing the sum once.
     """
-    rows, size = unit.every_pair(), unit.size
+    rows, size = unit.rows_to_all(), unit.size
     return _make_round(unit, rows, 1, added=size - 1, adding=size + 1), _make_round(unit, rows, 1, moving=size)
 
 
 def _doubling_steps(unit: Unit) -> tuple[list[Round], list[Round]]:
     """Return the steps that halve (reduce), longest messages first, and the steps that double (spread the sums)."""
-    steps = [(1 << bit, unit.opposite(1 << bit)) for bit in range(unit.size.bit_length() - 1)]
+    steps = [(1 << bit, unit.rows_to_opposite(1 << bit)) for bit in range(unit.size.bit_length() - 1)]
     halving = [_make_round(unit, rows, length, added=length, adding=3 * length) for length, rows in reversed(steps)]
     return halving, [_make_round(unit, rows, length, moving=2 * length) for length, rows in steps]
 
 
 def _ring_steps(unit: Unit) -> tuple[Round, Round]:
     """Return the steps of a ring that reduce, as one repeated round, and the steps that spread the sums."""
-    rows, steps = unit.following(), unit.size - 1
+    rows, steps = unit.rows_to_following(), unit.size - 1
     back = _make_round(unit, rows, 1, repeat=steps, added=1, adding=3, passed_on=True)
     return back, _make_round(unit, rows, 1, repeat=steps, moving=2)
 
 
-def _copy_own_block(unit: Unit, rounds: Iterable[Round]) -> list[Round]:
+def _prepend_block_copy(unit: Unit, rounds: Iterable[Round]) -> list[Round]:
     """Return a round in which each rank copies its own block to its output, then the given rounds."""
     copy = _make_round(unit, local=2)
     return [copy, *rounds]
@@ -191,12 +180,12 @@ def _one_shot_rounds(unit: Unit) -> _SlotsAndRounds:
     """Return the rounds of an all-reduce in which every rank sends its vector to all others, and adds all of them."""
     size = unit.size
     adding = _make_round(unit, repeat=size - 1, local_added=1, local=3)
-    return 1, [_make_round(unit, unit.every_pair(), 1, moving=size), adding]
+    return 1, [_make_round(unit, unit.rows_to_all(), 1, moving=size), adding]
 
 
 def _recursive_doubling_rounds(unit: Unit) -> _SlotsAndRounds:
     """Return the rounds of an all-reduce that exchanges whole vectors at distances 1, 2, 4, ..."""
-    steps = (unit.opposite(1 << bit) for bit in range(unit.size.bit_length() - 1))
+    steps = (unit.rows_to_opposite(1 << bit) for bit in range(unit.size.bit_length() - 1))
     return 1, [_make_round(unit, rows, 1, repeat=times, added=1, adding=3) for rows, times in _join_equal_steps(steps)]
 
 
@@ -205,7 +194,7 @@ def _bruck_rounds(unit: Unit) -> _SlotsAndRounds:
     distance, bits = np.arange(unit.size), range((unit.size - 1).bit_length())
     amounts = [int((distance >> bit & 1).sum()) for bit in bits]
     packed = [
-        _make_round(unit, unit.ahead(1 << bit), amount, moving=2 * amount, local=2 * amount)
+        _make_round(unit, unit.rows_ahead(1 << bit), amount, moving=2 * amount, local=2 * amount)
         for bit, amount in zip(bits, amounts, strict=True)
     ]
     return unit.size, [*packed, _make_round(unit, local=2 * unit.size)]
@@ -214,47 +203,46 @@ def _bruck_rounds(unit: Unit) -> _SlotsAndRounds:
 def _direct_rounds(unit: Unit) -> _SlotsAndRounds:
     """Return the rounds of an all-to-all in which every rank sends all its blocks at once."""
     moving = 2 * (unit.size - 1)  # each received block is read once and written once
-    return unit.size, _copy_own_block(unit, [_make_round(unit, unit.every_pair(), 1, moving=moving)])
+    return unit.size, _prepend_block_copy(unit, [_make_round(unit, unit.rows_to_all(), 1, moving=moving)])
 
 
 def _pairwise_rounds(unit: Unit) -> _SlotsAndRounds:
     """Return the rounds of an all-to-all that sends one block in each step, at distances 1, 2, 3, ..."""
-    steps = (unit.ahead(distance) for distance in range(1, unit.size))
+    steps = (unit.rows_ahead(distance) for distance in range(1, unit.size))
     rounds = (_make_round(unit, rows, 1, repeat=times, moving=2) for rows, times in _join_equal_steps(steps))
-    return unit.size, _copy_own_block(unit, rounds)
+    return unit.size, _prepend_block_copy(unit, rounds)
 
 
 def _join_equal_steps(steps: Iterable[Rows]) -> Iterator[tuple[Rows, int]]:
     """Yield (step, number of times that it occurs in a row) for each run of equal steps."""
-    for _, run in groupby(steps, key=Rows.key):
+    for _, run in groupby(steps, key=Rows.comparison_key):
         rows, *more = run
         yield rows, 1 + len(more)
 
 
-def _chunk_collectives(name: str) -> Iterator[tuple[tuple[str, str], Callable[[Unit], _SlotsAndRounds]]]:
+def _list_chunk_rounds(name: str) -> Iterator[tuple[tuple[str, str], Callable[[Unit], _SlotsAndRounds]]]:
     """Yield ((collective, algorithm), function that makes its rounds) for the three collectives of a pattern.
 
-    Args:
-        name: Name of the algorithm: "rdh", "mesh" or "ring".
+    `name` is "rdh", "mesh" or "ring".
     """
 
-    def both_steps(unit: Unit) -> tuple[list[Round], list[Round]]:
+    def make_both_steps(unit: Unit) -> tuple[list[Round], list[Round]]:
         """Return two lists: the steps that reduce, and the steps that spread the sums."""
         if name == "rdh":
             return _doubling_steps(unit)
         back, forth = _mesh_steps(unit) if name == "mesh" else _ring_steps(unit)
         return [back], [forth]
 
-    yield ("all_reduce", name), lambda unit: (unit.size, [*chain.from_iterable(both_steps(unit))])
-    yield ("reduce_scatter", name), lambda unit: (unit.size, both_steps(unit)[0])
-    yield ("all_gather", name), lambda unit: (unit.size, _copy_own_block(unit, both_steps(unit)[1]))
+    yield ("all_reduce", name), lambda unit: (unit.size, [*chain.from_iterable(make_both_steps(unit))])
+    yield ("reduce_scatter", name), lambda unit: (unit.size, make_both_steps(unit)[0])
+    yield ("all_gather", name), lambda unit: (unit.size, _prepend_block_copy(unit, make_both_steps(unit)[1]))
 
 
 _POWERS = ("rdh", "recursive_doubling")
 _ALGORITHMS: Mapping[tuple[str, str], Callable[[Unit], _SlotsAndRounds]] = {
-    **dict(_chunk_collectives("mesh")),
-    **dict(_chunk_collectives("rdh")),
-    **dict(_chunk_collectives("ring")),
+    **dict(_list_chunk_rounds("mesh")),
+    **dict(_list_chunk_rounds("rdh")),
+    **dict(_list_chunk_rounds("ring")),
     ("all_reduce", "one_shot"): _one_shot_rounds,
     ("all_reduce", "recursive_doubling"): _recursive_doubling_rounds,
     ("all_to_all", "mesh"): _direct_rounds,
@@ -277,10 +265,10 @@ def ring_rounds(collective: str, orders: Sequence[Sequence[int]]) -> Rounds:
     key, message = np.unique((following * size + path).reshape(-1), return_inverse=True)
     sent = np.bincount(message, minlength=len(key)).astype(np.float64)
     ends = key % size, key // size, sent
-    adding = _equal_round(size, ends, repeat=size - 1, passed_on=True, added=parts, adding=3 * parts)
-    moving = _equal_round(size, ends, repeat=size - 1, moving=2 * parts)
+    adding = _make_equal_round(size, ends, repeat=size - 1, passed_on=True, added=parts, adding=3 * parts)
+    moving = _make_equal_round(size, ends, repeat=size - 1, moving=2 * parts)
     if collective == "all_gather":
-        first = _equal_round(size, ends, moving=2 * parts, local=2 * parts)
+        first = _make_equal_round(size, ends, moving=2 * parts, local=2 * parts)
         # In the first of the size - 1 steps each rank also copies its own block.
         rounds = (first, replace(moving, repeat=size - 2)) if size > 2 else (first,)
     else:

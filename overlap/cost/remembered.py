@@ -9,7 +9,7 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class Remembered(dict[Key, Value]):
+class LimitedCache(dict[Key, Value]):
     """A cache: values by key, each computed at its first use. A full cache drops its oldest value.
 
     Args:
@@ -20,7 +20,7 @@ class Remembered(dict[Key, Value]):
         super().__init__()
         self._most = most
 
-    def find(self, key: Key, compute: Callable[[], Value]) -> Value:
+    def find_or_compute(self, key: Key, compute: Callable[[], Value]) -> Value:
         """Return the value of a key; if it is not in the cache, `compute()` makes it."""
         if key not in self:
             value = compute()

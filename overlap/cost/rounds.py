@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..collectives.hazards import cell_numbers, cells_of
+from ..collectives.hazards import cell_numbers, cells_in_ranges
 from ..collectives.placement import Floats, Ints
 from ..collectives.schedule import Buffer, Op, Schedule
 
@@ -61,7 +61,7 @@ class Round:
     passed_on: bool = False  # whether each rank reduces its messages and passes the sums on, as in a ring
 
     @property
-    def touched(self) -> Floats:
+    def memory_accesses(self) -> Floats:
         """(size,) All reads and writes of each rank's memory in one step."""
         before = self.moving + self.adding + self.local
         return before if self.unawaited is None else before + self.unawaited
@@ -87,7 +87,7 @@ class Rounds:
         """Bytes that the busiest rank sends in all rounds, divided by the bytes of the whole vector."""
         sent = np.zeros(self.size)
         for round_ in self.rounds:
-            sent += round_.repeat * _weighted_counts(round_.src, round_.sent, self.size)
+            sent += round_.repeat * _sum_weights(round_.src, round_.sent, self.size)
         return float(sent.max(initial=0.0)) / self.slots
 
     def without_local_work(self) -> Rounds:
@@ -96,7 +96,7 @@ class Rounds:
         rounds = (replace(round_, local=none, local_added=none, unawaited=None) for round_ in self.rounds)
         return replace(self, rounds=tuple(rounds))
 
-    def while_copying(self, rank: int) -> Rounds:
+    def with_copy_at(self, rank: int) -> Rounds:
         """Return these rounds without local work, except that `rank` copies the whole vector next to its messages."""
         unawaited = np.zeros(self.size)
         unawaited[rank] = 2.0 * self.slots
@@ -104,7 +104,7 @@ class Rounds:
         first = [replace(round_, unawaited=unawaited) for round_ in rest.rounds[:1]]
         return replace(rest, rounds=(*first, *rest.rounds[1:]))
 
-    def copy_amounts(self, ranks: Sequence[int], like: Sequence[int]) -> Rounds:
+    def with_amounts_like(self, ranks: Sequence[int], like: Sequence[int]) -> Rounds:
         """Return these rounds with the same messages, but with other amounts of work for some ranks.
 
         Args:
@@ -114,7 +114,7 @@ class Rounds:
         targets, models = np.asarray(ranks, np.int64), np.asarray(like, np.int64)
         if not len(targets):
             return self
-        return replace(self, rounds=tuple(_copy_amounts(round_, targets, models) for round_ in self.rounds))
+        return replace(self, rounds=tuple(_replace_amounts(round_, targets, models) for round_ in self.rounds))
 
     def copy_to_groups(self, groups: Sequence[Sequence[int]], size: int) -> Rounds:
         """Return the rounds of a larger group, in which several groups run these rounds at the same time.
@@ -128,25 +128,22 @@ class Rounds:
         return Rounds(size=size, slots=self.slots, rounds=rounds)
 
 
-def _copy_amounts(round_: Round, ranks: Ints, like: Ints) -> Round:
+def _replace_amounts(round_: Round, ranks: Ints, like: Ints) -> Round:
     """Return a round in which rank `ranks[i]` has the amounts of work of rank `like[i]`."""
 
-    def copy_amounts(amount: Floats) -> Floats:
+    def replaced_amounts(amount: Floats) -> Floats:
         """Return (size,) an amount of all ranks, with those of `ranks` replaced."""
         amounts = amount.copy()
         amounts[ranks] = amount[like]
         return amounts
 
-    return replace(round_, **_change_amounts(round_, copy_amounts))
+    return replace(round_, **_map_amounts(round_, replaced_amounts))
 
 
 def _copy_round(round_: Round, plays: Ints, size: int) -> Round:
     """Return the round of a larger group in which several groups run `round_` at the same time.
 
-    Args:
-        round_: The round of one group.
-        plays: (groups, ranks of a group) For each group, the ranks of the larger group that do its work.
-        size: Number of ranks of the larger group.
+    `plays` (groups, ranks of a group) has the ranks of the larger group that do the work of each group's ranks.
     """
     # Messages of all groups, in the order of their receivers.
     src, dst = plays[:, round_.src].reshape(-1), plays[:, round_.dst].reshape(-1)
@@ -165,10 +162,10 @@ def _copy_round(round_: Round, plays: Ints, size: int) -> Round:
     of_messages: dict[str, Any] = {
         name: repeat_column(getattr(round_, name)) for name in ("sent", "count", "far", "lane")
     }
-    return replace(round_, src=src[order], dst=dst[order], **of_messages, **_change_amounts(round_, spread))
+    return replace(round_, src=src[order], dst=dst[order], **of_messages, **_map_amounts(round_, spread))
 
 
-def _change_amounts(round_: Round, change: Callable[[Floats], Floats]) -> dict[str, Any]:
+def _map_amounts(round_: Round, change: Callable[[Floats], Floats]) -> dict[str, Any]:
     """Return the amounts of a round by name, after a function from (size,) to (size,); without `unawaited` if None."""
     amounts = {name: change(getattr(round_, name)) for name in AMOUNTS}
     return amounts if round_.unawaited is None else {**amounts, "unawaited": change(round_.unawaited)}
@@ -189,7 +186,7 @@ def read_rounds(schedule: Schedule, moved: Floats | None = None) -> Rounds:
     Cost: one pass over the table, then work for each different step only.
     """
     amounts: _Amounts = schedule.count if moved is None else moved
-    unawaited = _unawaited_copies(schedule)
+    unawaited = _find_unawaited_copies(schedule)
     bounds = np.searchsorted(schedule.step, np.arange(schedule.steps + 1))
     first = np.flatnonzero(~_repeats_previous_step(schedule, amounts, unawaited, bounds))
     repeat = np.diff(np.append(first, schedule.steps))
@@ -208,11 +205,7 @@ def _repeats_previous_step(
 ) -> NDArray[np.bool_]:
     """Return (steps,) whether each step has the same rows as the step before, apart from the slots.
 
-    Args:
-        schedule: The table.
-        moved: (rows,) Length of each row.
-        unawaited: (rows,) Whether each row is a copy that no message waits for.
-        bounds: (steps + 1,) First row of each step, then the number of rows.
+    `moved` has the length of each row, `bounds` the first row of each step, then the number of rows.
     """
     length = np.diff(bounds)
     equal = np.zeros(schedule.steps, np.bool_)
@@ -239,14 +232,9 @@ def _renumber_groups(group: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def _read_round(schedule: Schedule, moved: _Amounts, unawaited: NDArray[np.bool_], rows: slice, repeat: int) -> Round:
-    """Return the round of one step.
+    """Return the round of one step, which occurs `repeat` times in a row; `rows` are its rows in the table.
 
-    Args:
-        schedule: The table.
-        moved: Length of each row of the table, in slots.
-        unawaited: (rows of the step,) Whether each row is a copy that no message waits for.
-        rows: Rows of the step in the table.
-        repeat: Number of equal steps in a row.
+    `moved` has the length of each row of the table, in slots; `unawaited` has the rows of the step only.
     """
     size, group = schedule.size, schedule.group[rows]
     src, dst = schedule.src[rows].astype(np.int64), schedule.dst[rows].astype(np.int64)
@@ -254,13 +242,13 @@ def _read_round(schedule: Schedule, moved: _Amounts, unawaited: NDArray[np.bool_
 
     def slots_by_rank(rank: Ints, chosen: NDArray[np.bool_]) -> Floats:
         """Return (size,) the slots that the chosen rows move at each rank; `rank` is `src` or `dst`."""
-        return _weighted_counts(rank[chosen], length[chosen], size)
+        return _sum_weights(rank[chosen], length[chosen], size)
 
     is_message, is_addition = src != dst, schedule.op[rows] == Op.ADD
     stored, added, local_added = is_message & ~is_addition, is_message & is_addition, ~is_message & is_addition
     # Rows that read memory: of a fan-out only the first. Rows that read and write a sum: of a fan-in only the first.
-    read = stored & ~_repeats_slot(group, schedule.sslot[rows], stored)
-    summed = added & ~_repeats_slot(group, schedule.dslot[rows], added)
+    read = stored & ~_repeats_earlier_slot(group, schedule.sslot[rows], stored)
+    summed = added & ~_repeats_earlier_slot(group, schedule.dslot[rows], added)
     local = 3.0 * slots_by_rank(dst, local_added)
     if not schedule.reduces:
         local += 2.0 * slots_by_rank(dst, ~is_message & ~is_addition & ~unawaited)
@@ -277,7 +265,7 @@ def _read_round(schedule: Schedule, moved: _Amounts, unawaited: NDArray[np.bool_
         src=ends % size,
         dst=ends // size,
         lane=key % lanes if has_lanes else None,
-        sent=_weighted_counts(message, length[is_message], len(key)),
+        sent=_sum_weights(message, length[is_message], len(key)),
         added=slots_by_rank(dst, added),
         local_added=slots_by_rank(dst, local_added),
         moving=slots_by_rank(src, read) + slots_by_rank(dst, stored),
@@ -287,7 +275,7 @@ def _read_round(schedule: Schedule, moved: _Amounts, unawaited: NDArray[np.bool_
     )
 
 
-def _unawaited_copies(s: Schedule) -> NDArray[np.bool_]:
+def _find_unawaited_copies(s: Schedule) -> NDArray[np.bool_]:
     """Return (rows,) whether each row is a local copy that no message waits for. Only a root's copies can be such.
 
     A message waits for a copy if it reads a cell that the copy writes. For a copy of the input only messages of the
@@ -299,10 +287,10 @@ def _unawaited_copies(s: Schedule) -> NDArray[np.bool_]:
     copies = np.flatnonzero((s.src == s.dst) & (s.op == Op.MOVE))
     sends = np.flatnonzero((s.src != s.dst) & (s.sbuf != Buffer.IN))
     # The cells that copies write and messages read; for each cell, the index of its copy or message.
-    written_cell, copy_of_cell = cells_of(
+    written_cell, copy_of_cell = cells_in_ranges(
         cell_numbers(s, s.dst[copies], s.dbuf[copies], s.dslot[copies], shared=False), s.count[copies]
     )
-    sent_cell, send_of_cell = cells_of(
+    sent_cell, send_of_cell = cells_in_ranges(
         cell_numbers(s, s.src[sends], s.sbuf[sends], s.sslot[sends], shared=False), s.count[sends]
     )
     # Cell and step as one number, to compare both at once.
@@ -314,13 +302,12 @@ def _unawaited_copies(s: Schedule) -> NDArray[np.bool_]:
     return unawaited
 
 
-def _repeats_slot(group: NDArray[np.int32], slot: NDArray[np.int32], rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return (rows,) whether an earlier row has the same group and the same slot.
+def _repeats_earlier_slot(
+    group: NDArray[np.int32], slot: NDArray[np.int32], rows: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Return (rows,) whether an earlier row has the same group and slot; False for rows that are not in `rows`.
 
-    Args:
-        group: (rows,) Number of the fan-out or fan-in of each row; negative: the row is in none, and repeats nothing.
-        slot: (rows,) Slot of each row.
-        rows: (rows,) Whether to look at the row; the result is False for the others.
+    A row with a negative group is in no fan-out or fan-in, and repeats nothing.
     """
     grouped = np.flatnonzero(rows & (group >= 0))
     again = np.zeros(len(group), np.bool_)
@@ -331,7 +318,7 @@ def _repeats_slot(group: NDArray[np.int32], slot: NDArray[np.int32], rows: NDArr
     return again
 
 
-def _weighted_counts(index: NDArray[np.integer], weight: Floats, size: int) -> Floats:
+def _sum_weights(index: NDArray[np.integer], weight: Floats, size: int) -> Floats:
     """Return (size,) for each index from 0 the sum of its weights, as floats."""
     # astype: `bincount` of an empty array returns integers, whatever the weights.
     return np.bincount(index, weight, size).astype(np.float64)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..collectives.generators import GENERATORS, fits, misfit
 from ..collectives.proof import verify
 from ..collectives.schedule import EXACT, IN_RANK_ORDER, Schedule
-from ..errors import ScheduleError, UsageError, shown
+from ..errors import ScheduleError, UsageError, argument_text
 from ..units import format_ns
 from .clocks import CostBreakdown
 
@@ -43,7 +43,7 @@ def check_algorithm(name: str) -> None:
         UsageError: None has; the error lists the known names.
     """
     if not isinstance(name, str) or name not in algorithms():
-        raise UsageError(f"algorithm: {shown(name)} is unknown; known are {', '.join(algorithms())}")
+        raise UsageError(f"algorithm: {argument_text(name)} is unknown; known are {', '.join(algorithms())}")
 
 
 def check_algorithm_for(collective: str, name: object, size: int, *, exact: bool = False) -> None:
@@ -62,7 +62,7 @@ def check_algorithm_for(collective: str, name: object, size: int, *, exact: bool
     if isinstance(name, str) and name in names and fits(name, size):
         return
     if not isinstance(name, str) or name not in (DIRECT, *GENERATORS[collective]):
-        wrong = f"{collective} has no {shown(name)}"
+        wrong = f"{collective} has no {argument_text(name)}"
     elif name not in names:
         wrong = f"{name!r} does not reduce in the order of ranks, as exact=True asks"
     else:
@@ -145,11 +145,11 @@ class Plan:
         Raises:
             ScheduleError: The table does not compute the collective; or there is none, as for the short cut.
         """
-        return _prove(self.option, self.slices)
+        return _make_proved_schedule(self.option, self.slices)
 
 
 @lru_cache(maxsize=64)
-def _prove(option: AlgorithmOption, slices: int) -> Schedule:
+def _make_proved_schedule(option: AlgorithmOption, slices: int) -> Schedule:
     """Return the proved table of an option for a number of slices; cached, as proofs take long."""
     schedule = option.schedule(slices)
     verify(schedule)
@@ -244,10 +244,12 @@ def _cached_plan(
     options = [option for option in options if option.tabled or not programs_only]
     library, lacking = "", list["AlgorithmOption"]()
     if not exact and not programs_only:
-        library, options, lacking = _split_by_library(op, cluster, options)
+        library, options, lacking = _split_options_by_library(op, cluster, options)
     if not options:
-        raise ScheduleError(f"{op}: {'; '.join(f'{r.algorithm} does not apply: {r.why}' for r in rejected)}")
-    (price, best), *slower = _sort_options(options, nbytes)
+        reasons = "; ".join(f"{r.algorithm} does not apply: {r.why}" for r in rejected)
+        reasons = reasons or f"algorithm {algorithm!r} does not apply{' as a program' if programs_only else ''}"
+        raise ScheduleError(f"{op}: {reasons}; choose another algorithm, of {', '.join(GENERATORS[op])}")
+    (price, best), *slower = _price_and_sort_options(options, nbytes)
     proposed = _price_options(lacking, nbytes, below_s=price.total_s)
     faster = [entry for entry in proposed if entry.price.total_s < price.total_s]
     return Plan(
@@ -264,7 +266,7 @@ def _cached_plan(
         steps=best.steps,
         bytes_per_rank=round(best.sent_share * nbytes),
         hops=tuple(sorted(best.hops().items())),
-        busiest=_busiest_wire(best, nbytes),
+        busiest=_find_busiest_wire(best, nbytes),
         alternatives=_list_alternatives(sorted([*slower, *proposed[len(faster) :]], key=_TOTAL_S), rejected),
         library=library,
         proposals=_list_alternatives(faster, ()),
@@ -275,13 +277,7 @@ def _cached_plan(
 
 
 def _check_request(op: str, nbytes: int, exact: bool) -> None:
-    """Raise `UsageError` for an unknown collective, a size out of range, or `exact` with a collective that lacks it.
-
-    Args:
-        op: Name of the collective.
-        nbytes: Bytes of the whole vector.
-        exact: Whether the collective must reduce in the order of ranks.
-    """
+    """Raise `UsageError` for an unknown collective, a size out of range, or `exact` with a collective that lacks it."""
     if op not in GENERATORS:
         raise UsageError(f"op: {op!r} is no collective; known are {', '.join(GENERATORS)}")
     if exact and op not in EXACT:
@@ -302,7 +298,7 @@ class _Priced(NamedTuple):
 _TOTAL_S = attrgetter("price.total_s")
 
 
-def _sort_options(options: list[AlgorithmOption], nbytes: int) -> list[_Priced]:
+def _price_and_sort_options(options: list[AlgorithmOption], nbytes: int) -> list[_Priced]:
     """Return priced options: first the choice for the size class of `nbytes`, then the others, the fastest first."""
     priced = _price_options(options, size_class(nbytes))
     if nbytes == size_class(nbytes):
@@ -314,19 +310,13 @@ def _sort_options(options: list[AlgorithmOption], nbytes: int) -> list[_Priced]:
     return [_Priced(price, best), *_price_options(others, nbytes, below_s=price.total_s)]
 
 
-def _split_by_library(
+def _split_options_by_library(
     op: str, cluster: Cluster, options: list[AlgorithmOption]
 ) -> tuple[str, list[AlgorithmOption], list[AlgorithmOption]]:
-    """Separate the algorithms of the machine's own library from the others.
+    """Return the name of the machine's own library, the options whose algorithms it has, and the other options.
 
-    Args:
-        op: Name of the collective.
-        cluster: The machine.
-        options: All options for the collective on a group.
-
-    Returns:
-        The name of the library, its options, and the other options. If it is not known which algorithms the library has
-        for the collective, or if it has none of the options: "", all options, and [].
+    These are "", all options, and [] if it is not known which algorithms the library has for the collective, or if it
+    has none of the options.
     """
     library = cluster.machine.collectives.library
     if library is None or not library.lists_schedules_of(op):
@@ -340,12 +330,8 @@ def _split_by_library(
 def _price_options(options: Sequence[AlgorithmOption], nbytes: int, *, below_s: float = inf) -> list[_Priced]:
     """Return options with their prices, the cheapest first.
 
-    An option that cannot beat the cheapest one so far may be priced only roughly, for the data in one piece.
-
-    Args:
-        options: The options.
-        nbytes: Bytes of the whole vector.
-        below_s: Price of another option, which also counts as the cheapest so far.
+    An option that cannot beat the cheapest one so far, or the price `below_s`, may be priced only roughly, in one
+    piece.
     """
     priced: list[_Priced] = []
     for option in options:
@@ -355,7 +341,7 @@ def _price_options(options: Sequence[AlgorithmOption], nbytes: int, *, below_s: 
     return sorted(priced, key=_TOTAL_S)
 
 
-def _busiest_wire(option: AlgorithmOption, nbytes: int) -> BusiestWire | None:
+def _find_busiest_wire(option: AlgorithmOption, nbytes: int) -> BusiestWire | None:
     """Return the wire of an option that is busy longest, for `nbytes`; None if the option sends no messages."""
     busiest = option.busiest_wire()
     if busiest is None:
@@ -411,12 +397,7 @@ _NOTEWORTHY = 0.005
 
 
 def _largest_gain(gains: dict[str, float], sign: int) -> list[tuple[str, float]]:
-    """Return the term with the largest gain, or loss, as a list of one; an empty list if it is not noteworthy.
-
-    Args:
-        gains: Gain of each term, in seconds; losses are negative.
-        sign: 1 to look for a gain, -1 for a loss.
-    """
+    """Return the term with the largest gain (`sign` 1) or loss (-1), as a list of one; [] if it is not noteworthy."""
     name = max(gains, key=lambda term: sign * gains[term])
     most = max(abs(gain) for gain in gains.values())
     return [(name, gains[name])] if sign * gains[name] > max(0.05 * most, _LEAST_S) else []

@@ -50,7 +50,7 @@ def _direct_option(request: PlanRequest) -> Formula:
     touches = _TOUCHES[request.collective](size, len(request.pairs))
     s_per_byte = 1 / overheads.memory_bytes_per_s.value if overheads.memory_bytes_per_s else 0.0
 
-    def terms(nbytes: float) -> CostBreakdown:
+    def compute_terms(nbytes: float) -> CostBreakdown:
         return CostBreakdown(launch_s=meeting_s, memory_s=touches * nbytes * s_per_byte)
 
-    return Formula("direct", "", terms, _REFUSAL)
+    return Formula("direct", "", compute_terms, _REFUSAL)

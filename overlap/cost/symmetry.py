@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from topology import Cluster
 
-from ..collectives.placement import Ints, Placement, place
+from ..collectives.placement import Ints, Placement, place_group
 from .geometry import Geometry
 from .levels import fabric_levels
 
@@ -45,7 +45,7 @@ class EqualNodes:
     geometry: Geometry  # machine and ranks of the group
     placement: Placement  # where the ranks of the group are
     home: int  # number of the node that represents all
-    folds: bool  # whether one node can represent all: all have the same local ranks, and a network joins units
+    one_node_represents_all: bool  # whether all have the same local ranks, and a network joins units
 
     @classmethod
     def of(cls, geometry: Geometry, placement: Placement, home: int) -> EqualNodes:
@@ -58,8 +58,8 @@ class EqualNodes:
         """
         cluster, ranks = geometry.cluster, geometry.ranks
         places = {tuple(ranks[index] % cluster.ranks_per_node for index in node) for node in geometry.nodes}
-        folds = len(places) == 1 and len(geometry.units) > 1 and cluster.machine.network is not None
-        return cls(geometry=geometry, placement=placement, home=home, folds=folds)
+        one_node_represents_all = len(places) == 1 and len(geometry.units) > 1 and cluster.machine.network is not None
+        return cls(geometry=geometry, placement=placement, home=home, one_node_represents_all=one_node_represents_all)
 
     @cached_property
     def _home_ranks(self) -> tuple[int, ...]:
@@ -70,10 +70,10 @@ class EqualNodes:
         """Numbers of a unit's nodes in the order of a ring through them; () if one unit cannot represent all."""
         g, per_unit = self.geometry, self.geometry.cluster.ranks_per_unit
         places = {tuple(g.ranks[index] % per_unit for index in unit) for unit in g.units}
-        if not self.folds or len(places) > 1:
+        if not self.one_node_represents_all or len(places) > 1:
             return ()
         count = len(g.nodes) // len(g.units)
-        return g.part([node[0] for node in g.nodes[:count]]).ring_order if count > 1 else (0,)
+        return g.geometry_of([node[0] for node in g.nodes[:count]]).ring_order if count > 1 else (0,)
 
     @cached_property
     def unit_sample(self) -> Representatives:
@@ -84,7 +84,7 @@ class EqualNodes:
         world = [self.geometry.ranks[index] % cluster.ranks_per_unit for index in self.geometry.units[0]]
         size = len(self._home_ranks)
         groups = [range(node * size, (node + 1) * size) for node in range(count)]
-        return Representatives(placement=place(two, world), groups=groups)
+        return Representatives(placement=place_group(two, world), groups=groups)
 
     @cached_property
     def _adapter_bundles(self) -> tuple[tuple[int, ...], ...]:
@@ -102,17 +102,14 @@ class EqualNodes:
         return self._adapter_bundles[0]
 
     @cached_property
-    def _sampled_ranks(self) -> tuple[Placement, dict[int, int]]:
-        """Placement of the ranks of the home node, then of the first bundle of each other node.
-
-        Returns also the number of each of these ranks in the placement, by group rank.
-        """
+    def _place_sampled_ranks(self) -> tuple[Placement, dict[int, int]]:
+        """Placement of the home node's ranks, then the first bundle of each other node; their numbers by group rank."""
         nodes = self.geometry.nodes
         chosen = list(nodes[self.home])
         others = [node for number, node in enumerate(nodes) if number != self.home]
         chosen += [node[place] for node in others for place in self._first_bundle]
         world = tuple(self.geometry.ranks[index] for index in chosen)
-        return place(self.geometry.cluster, world), {index: number for number, index in enumerate(chosen)}
+        return place_group(self.geometry.cluster, world), {index: number for number, index in enumerate(chosen)}
 
     def inside_sample(self, folded: bool) -> Representatives | None:
         """Return the sample for phases inside nodes; None if one node cannot represent all.
@@ -121,11 +118,11 @@ class EqualNodes:
             folded: Whether the sample is one unit. Otherwise it is the home node, and the first bundle of each other
                 node.
         """
-        if not self.folds:
+        if not self.one_node_represents_all:
             return None
         if folded:
             return self.unit_sample
-        placement, size = self._sampled_ranks[0], len(self._home_ranks)
+        placement, size = self._place_sampled_ranks[0], len(self._home_ranks)
         # A sampled rank outside the home node costs the same as the rank with its local rank in the home node.
         others = range(size, placement.size)
         at_home = self._first_bundle * (len(others) // len(self._first_bundle))
@@ -137,9 +134,9 @@ class EqualNodes:
         The only group is all ranks of the home node. The first bundle of each other node is placed, too, as in
         `inside_sample`, but has no part in the phase. None if one node cannot represent all.
         """
-        if not self.folds:
+        if not self.one_node_represents_all:
             return None
-        return Representatives(placement=self._sampled_ranks[0], groups=[range(len(self._home_ranks))])
+        return Representatives(placement=self._place_sampled_ranks[0], groups=[range(len(self._home_ranks))])
 
     def between_sample(self) -> Representatives | None:
         """Return the sample for a phase between nodes that do different work, as in a tree.
@@ -147,9 +144,9 @@ class EqualNodes:
         The groups of the sample are the ranks of the first bundle, each with its counterparts in all nodes. None if
         nodes have different local ranks.
         """
-        if not self.folds:
+        if not self.one_node_represents_all:
             return None
-        placement, number = self._sampled_ranks
+        placement, number = self._place_sampled_ranks
         groups = [[number[node[place]] for node in self.geometry.nodes] for place in self._first_bundle]
         # Ranks of the home node, which has the first numbers in the placement. Ranks of each further bundle cost the
         # same as those of the first bundle.
@@ -186,8 +183,8 @@ def congruence_key(cluster: Cluster, ranks: Sequence[int]) -> bytes:
     """
     order = np.argsort(np.asarray(ranks, np.int64))
     if len(ranks) > _MOST:
-        return _digest(_move_to_front(cluster, ranks), order)
-    placement = place(cluster, ranks)
+        return _digest(_move_group_to_front(cluster, ranks), order)
+    placement = place_group(cluster, ranks)
     src, dst = np.nonzero(~np.eye(len(ranks), dtype=np.bool_))
     routes = placement.routes(src, dst)
     wires, wire = _distinct_in_order(routes.wire)
@@ -197,7 +194,7 @@ def congruence_key(cluster: Cluster, ranks: Sequence[int]) -> bytes:
     return _digest(routes.first, wire, kinds, device, node, order)
 
 
-def _move_to_front(cluster: Cluster, ranks: Sequence[int]) -> Ints:
+def _move_group_to_front(cluster: Cluster, ranks: Sequence[int]) -> Ints:
     """Return the ranks of an equivalent group on the first nodes, and on the first devices if all devices are alike."""
     # A shift by a multiple of `unit` ranks keeps the borders of units and of the network's levels: no cost changes.
     unit = lcm(cluster.ranks_per_unit, *(level.ranks for level in fabric_levels(cluster)))

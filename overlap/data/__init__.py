@@ -32,10 +32,10 @@ class Digits:
         """Return the training part and the test part (a fifth of all images); always the same ones for `digits()`."""
         order = np.random.RandomState(_SPLIT_SEED).permutation(len(self))
         tests = len(self) // 5
-        return self._take(order[tests:]), self._take(order[:tests])
+        return self._take_images(order[tests:]), self._take_images(order[:tests])
 
-    def _take(self, chosen: NDArray[np.int64]) -> Digits:
-        return _digits(self.images[chosen], self.labels[chosen])
+    def _take_images(self, chosen: NDArray[np.int64]) -> Digits:
+        return _make_read_only_digits(self.images[chosen], self.labels[chosen])
 
 
 def digits() -> Digits:
@@ -46,10 +46,10 @@ def digits() -> Digits:
     """
     with files(__name__).joinpath("digits.csv.gz").open("rb") as packed, gzip.open(packed, "rt") as rows:
         table = np.loadtxt(rows, delimiter=",", dtype=np.int64)
-    return _digits(table[:, :-1].astype(np.float32) / np.float32(_INK), table[:, -1].copy())
+    return _make_read_only_digits(table[:, :-1].astype(np.float32) / np.float32(_INK), table[:, -1].copy())
 
 
-def _digits(images: NDArray[np.float32], labels: NDArray[np.int64]) -> Digits:
+def _make_read_only_digits(images: NDArray[np.float32], labels: NDArray[np.int64]) -> Digits:
     images.setflags(write=False)
     labels.setflags(write=False)
     return Digits(images=images, labels=labels)

@@ -14,13 +14,13 @@ from ..hints import suggest_arguments
 from ..processes.identity import JOIN_TIMEOUT_S
 from ..processes.place import LONGEST_JOB
 from ..processes.real_time import run_ranks
-from ..processes.secret import strong_secret
+from ..processes.secret import check_secret_argument
 from ..processes.trace_writer import TraceWriter
 from ..runtime.interrupts import deferring_interrupts
 from ..runtime.rank import Rank
 from ..runtime.world import World
 from ..settings import Wires
-from ..uncaught import report_uncaught
+from ..uncaught import install_error_hooks
 from .connection import Connection
 from .rendezvous import Meeting, RendezvousStore, rendezvous_at_endpoint, rendezvous_through_store
 
@@ -33,7 +33,7 @@ _LONGEST_NAME = LONGEST_JOB - 17
 P = ParamSpec("P")
 
 
-def _enter_result(connect: Callable[P, Connection]) -> Callable[P, Connection]:
+def _enter_returned_connection(connect: Callable[P, Connection]) -> Callable[P, Connection]:
     """Decorator: enter the returned connection, so that a Ctrl-C that came meanwhile is raised there, and ends it.
 
     It is the outermost one: Python 3.11 looks for signals after a call that unpacks arguments, but not after
@@ -47,7 +47,7 @@ def _enter_result(connect: Callable[P, Connection]) -> Callable[P, Connection]:
     return connect_and_enter
 
 
-@_enter_result
+@_enter_returned_connection
 @suggest_arguments
 def connect(
     rank: int,
@@ -105,13 +105,13 @@ def connect(
         UsageError: An argument is invalid.
         JoinError: Not all ranks have joined in time.
     """
-    report_uncaught()
+    install_error_hooks()
     _check_rank(rank, size)
     if size > 1 and (endpoint is None) == (store is None):
         raise UsageError("endpoint: give either endpoint= or store=, where the ranks find each other")
     if not isinstance(job, str) or not 0 < len(job) <= _LONGEST_NAME or not job.isprintable():
         raise UsageError(f"job: expected 1 to {_LONGEST_NAME} printable characters, got {job!r}")
-    strong = None if secret is None else strong_secret("secret", secret)
+    strong = None if secret is None else check_secret_argument("secret", secret)
     run_config = _make_run_config(cluster, transport, trace=trace, algorithm=algorithm, check=check, ranks=size)
     if run_config.survive and endpoint is not None:  # set by OVERLAP_SURVIVE
         raise UsageError(
@@ -134,29 +134,13 @@ def connect(
 def _open_connection(
     rank: int, size: int, meeting: Meeting | None, run_config: RunConfig, timeout_s: float
 ) -> Connection:
-    """Start the thread of a connection, and return the connection when its world has started.
-
-    Args:
-        rank: Index of the rank.
-        size: Number of ranks.
-        meeting: How to join the other processes; None: the rank is alone.
-        run_config: Settings of the world.
-        timeout_s: Seconds to wait for all ranks.
-
-    Raises:
-        JoinError: Not all ranks have joined in time.
-    """
+    """Return a connection when its world has started, alone without a meeting; raise JoinError after `timeout_s`."""
 
     async def run_world(on_start: Callable[[World], None], main: Callable[[Rank], Awaitable[None]]) -> None:
-        """Set up the world, alone or with the other processes, and run its rank until the connection closes.
+        """Set up the world, and run its rank until the connection closes; before, `on_start` gets the world."""
+        from ..processes.connect import make_place_and_setup  # imported here, because it imports much
 
-        Args:
-            on_start: Called with the world before its rank starts.
-            main: The program of the rank.
-        """
-        from ..processes.connect import place_and_setup  # imported here, because it imports much
-
-        place, setup = place_and_setup(meeting, run_config, source="overlap.connect", timeout_s=timeout_s)
+        place, setup = make_place_and_setup(meeting, run_config, source="overlap.connect", timeout_s=timeout_s)
         with TraceWriter(run_config) as writer:
             await run_ranks(setup, place, main, (), run_config, writer, on_start)
 
@@ -174,19 +158,10 @@ def _check_rank(rank: int, size: int) -> None:
 
 
 def _make_run_config(cluster: str | topology.Cluster, transport: str | Wires | None, **settings: Any) -> RunConfig:
-    """Return the checked settings of a connection: its arguments, and for others the environment.
-
-    Args:
-        cluster: The cluster, or its name; "local": that of the environment, if it names one.
-        transport: Name of a transport, or a transport; None: that of the environment.
-        settings: Other settings by name; None: those of the environment.
-
-    Raises:
-        UsageError: A setting is invalid.
-    """
+    """Return settings, from the environment where None or "local" is passed; raise UsageError if one is invalid."""
     name, wires = (transport, None) if isinstance(transport, str) else (None, transport)
     is_default = isinstance(cluster, str) and cluster == "local"
-    arguments = RunConfig.given(cluster=None if is_default else cluster, transport=name, wires=wires, **settings)
-    config = RunConfig.from_environment().over(arguments).changed(ARGUMENT, ranks=arguments.ranks)
-    config.verify()
+    arguments = RunConfig.from_values(cluster=None if is_default else cluster, transport=name, wires=wires, **settings)
+    config = RunConfig.from_environment().merged_over(arguments).with_changes(ARGUMENT, ranks=arguments.ranks)
+    config.check_values()
     return config

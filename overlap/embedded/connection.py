@@ -25,9 +25,9 @@ from ..errors import (
     RankFailedError,
     RemoteError,
     UsageError,
-    first_of_group,
-    in_one_line,
-    text_of,
+    error_text,
+    first_error_of_group,
+    one_line_text,
     type_name,
 )
 from ..runtime.forks import register_for_forks
@@ -94,7 +94,7 @@ class Connection:
         except BaseException as error:  # Ctrl-C: the program never gets the connection
             self.fail(error)
             raise
-        return self  # the interpreter looks for no signal until the program has it: see `connecting._enter_result`
+        return self  # the interpreter looks for no signal until the program has it: see `connecting`
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -195,7 +195,7 @@ class Connection:
         self._request_end()
         with self._interrupts:
             if not wait_until_settled(self._ended, timeout_s):
-                unfinished = self._world.reports.doing(self._index) if self._world is not None else []
+                unfinished = self._world.reports.unfinished_lines(self._index) if self._world is not None else []
                 self._run_in_loop(self._scope.cancel)
                 wait_until_settled(self._ended, _FAIL_S)
                 awaited = ", ".join(unfinished) or "the other ranks"
@@ -221,7 +221,7 @@ class Connection:
             if self._forked or self._ended.done:
                 return
             self._reported = True
-            self._error = error if isinstance(error, Exception) else RemoteError(type_name(error), text_of(error))
+            self._error = error if isinstance(error, Exception) else RemoteError(type_name(error), error_text(error))
             self._request_end()
             wait_until_settled(self._ended, _FAIL_S)
 
@@ -254,7 +254,7 @@ class Connection:
 
         For example, ranks may have called a collective with different roots, in which no rank waits for another one.
         """
-        return self._failure if self._world is not None and self._world.communicators.unraised else None
+        return self._failure if self._world is not None and self._world.communicators.unraised_errors else None
 
     def _request_end(self) -> None:
         """Let the task of the rank end; nothing happens if the world has ended already."""
@@ -292,7 +292,7 @@ class Connection:
             interrupts.enter_context(deferring_interrupts())
             start_thread(self._thread)
             register_for_forks(self)
-            atexit.register(_end_at_exit, weakref.ref(self), _last_error())
+            atexit.register(_close_at_exit, weakref.ref(self), _last_error())
             try:
                 wait_until_settled(self._has_joined)
             except BaseException:  # KeyboardInterrupt, or an error of a signal handler of the program
@@ -310,9 +310,9 @@ class Connection:
         try:
             trio.run(self._run_world)
         except BaseException as error:
-            self._failure = first_of_group(error)
+            self._failure = first_error_of_group(error)
             if isinstance(self._failure, RankFailedError) and self._failure.rank != self._index:
-                _causes.append(in_one_line(self._failure.cause))
+                _errors_of_others.append(one_line_text(self._failure.cause))
         finally:
             settle(self._ended, None)
             settle(self._has_joined, None)
@@ -323,15 +323,15 @@ class Connection:
         if self._is_given_up:  # `open` was interrupted before it could cancel the scope by the token
             return
         with self._scope:
-            await self._live(self._on_start, self._wait_for_end)
+            await self._live(self._on_start, self._wait_for_close)
 
     def _on_start(self, world: World) -> None:
         """Let other threads issue operations on a world that starts; called with the world."""
         self._world = world
-        world.let_threads_in()
+        world.let_threads_issue()
         world.locate_programs_by(partial(line_in_thread, self._owner))  # for reports of ranks that wait for this one
 
-    async def _wait_for_end(self, rank: Rank) -> None:
+    async def _wait_for_close(self, rank: Rank) -> None:
         """Keep the rank alive until `close` or `fail` is called; then raise the error of `fail`. The rank's program."""
         self.rank, self._has_started = rank, True
         settle(self._has_joined, None)
@@ -339,7 +339,7 @@ class Connection:
         if self._error is not None:
             raise self._error
         if self._world is not None:
-            await self._world.wait_until_received()
+            await self._world.wait_until_sends_received()
 
 
 def _last_error() -> BaseException | None:
@@ -347,16 +347,16 @@ def _last_error() -> BaseException | None:
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 
-_causes: list[str] = []  # errors with which other ranks have failed the worlds of connections here
+_errors_of_others: list[str] = []  # errors with which other ranks have failed the worlds of connections here
 
 
 @atexit.register  # at the import: so it runs after the ends of all connections
-def _end_after_culprit() -> None:
+def _let_culprit_end_first() -> None:
     """Give torchrun time to see the end of the process that failed: its "root cause" is the first one that it sees.
 
     It sends SIGTERM to all others then, which ends this process. A process that its own error ends does not wait.
     """
-    if _causes and "TORCHELASTIC_RUN_ID" in os.environ and _comes_from_another_process(_last_error()):
+    if _errors_of_others and "TORCHELASTIC_RUN_ID" in os.environ and _comes_from_another_process(_last_error()):
         sleep(_CULPRIT_S)
 
 
@@ -369,21 +369,19 @@ def _comes_from_another_process(error: BaseException | None) -> bool:
     while links:
         link = links.pop()
         if link is not None and id(link) not in visited:
-            text = text_of(link)
-            if isinstance(link, (PeerError, TransportError)) or any(cause in text for cause in _causes):
+            text = error_text(link)
+            if isinstance(link, (PeerError, TransportError)) or any(cause in text for cause in _errors_of_others):
                 return True
             visited.add(id(link))
             links += [link.__cause__, link.__context__, *getattr(link, "exceptions", ())]
     return False
 
 
-def _end_at_exit(connection: weakref.ref[Connection], before: BaseException | None) -> None:
-    """Close a connection that the program has left open at its exit; if an error ended the program, fail with it.
+def _close_at_exit(connection: weakref.ref[Connection], before: BaseException | None) -> None:
+    """Close a connection left open at the program's exit; if an error ended the program, fail with it.
 
-    Args:
-        connection: Weak reference to the connection.
-        before: Result of `_last_error` when the connection began: a later error is the one that ended the program,
-            except at an interactive prompt, where a program continues after errors.
+    `before` is the result of `_last_error` when the connection began: a later error is the one that ended the program,
+    except at an interactive prompt, where a program continues after errors.
     """
     open_still = connection()
     if open_still is None:

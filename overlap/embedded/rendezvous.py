@@ -18,7 +18,7 @@ from ..notice import notify
 from ..processes.identity import JoinError, RendezvousConfig
 from ..processes.launchers import is_loopback
 from ..processes.place import count_even_nodes
-from ..processes.secret import generate, user_secret
+from ..processes.secret import generate_secret, user_secret
 from ..processes.sockets import ListenError, format_endpoint, listen, local_address, parse_endpoint
 from ..runtime.interrupts import interruptible
 from ..threads import start_thread
@@ -116,7 +116,7 @@ def rendezvous_through_store(
         if rank:
             key, answer = _ask_rank_0(store, job, turn, rank)
         for other in range(1, size) if rank == 0 else ():
-            with _warn_if_late(rank, other):
+            with _reporting_late_rank(rank, other):
                 asks[other] = _wait_for_value(store, _ask_key(job, other, turn)).decode()
     except BaseException:
         _turns["store", job, rank, size] -= 1  # the next attempt uses this number again, under which others wait
@@ -133,7 +133,7 @@ def rendezvous_through_store(
         raise UsageError(f"host: rank 0 {error}; pass host= an address of its machine") from error
     rendezvous = {
         "endpoint": [address, listener.getsockname()[1]],
-        "secret": (secret or generate()).hex(),
+        "secret": (secret or generate_secret()).hex(),
         "job": f"{job}-{secrets.token_hex(8)}",
         "nodes": _check_nodes(nodes, size) if nodes else count_even_nodes(machines),
     }
@@ -144,18 +144,11 @@ def rendezvous_through_store(
 
 
 def _ask_rank_0(store: RendezvousStore, job: str, turn: int, rank: int) -> tuple[str, bytes]:
-    """Request the rendezvous from rank 0, and wait; return the key and the value of the answer.
-
-    Args:
-        store: The store.
-        job: Name of the job.
-        turn: Number of this connection of the job.
-        rank: Index of this rank.
-    """
+    """Request the rendezvous from rank 0, and wait; return the key and the value of the answer."""
     ask = f"{secrets.token_hex(8)} {network_namespace()}"
     store.set(_ask_key(job, rank, turn), ask.encode())
     key = _answer_key(job, rank, ask, turn)
-    with _warn_if_late(rank, 0):
+    with _reporting_late_rank(rank, 0):
         return key, _wait_for_value(store, key)
 
 
@@ -166,11 +159,8 @@ def _wait_for_value(store: RendezvousStore, key: str) -> bytes:
 
 
 @contextmanager
-def _warn_if_late(rank: int, other: int) -> Iterator[None]:
-    """Print a notice if the block takes longer than `LATE_S`. In the block, `rank` waits for rank `other`.
-
-    The store's own time-out may be half an hour.
-    """
+def _reporting_late_rank(rank: int, other: int) -> Iterator[None]:
+    """Print a notice if the block takes longer than `LATE_S`: the store's own time-out may be half an hour."""
     why = "which has not connected, or is stopped" if other else "which has not connected, or waits for others"
     message = (
         f"rank {rank} has waited {LATE_S:g} s at the store for rank {other}, {why}; the store's time-out ends that"
@@ -198,36 +188,27 @@ def _answer_key(job: str, rank: int, ask: str, turn: int = 0) -> str:
 def _answer_requests(
     store: RendezvousStore, job: str, turn: int, asks: dict[int, str], answer: bytes
 ) -> Iterator[None]:
-    """Answer the request of each rank, and every later one for the length of the block.
-
-    Args:
-        store: The store.
-        job: Name of the job.
-        turn: Number of this connection of the job.
-        asks: The last request of each rank, by rank; updated when a rank writes another one.
-        answer: The answer to all requests.
-    """
+    """Answer the request of each rank, and later ones for the length of the block; `asks` gets the last by rank."""
     ended = threading.Event()
 
-    def answer_new() -> None:
-        """Answer each request that has changed since the last call."""
+    def answer_new_requests() -> None:
         for rank, last_ask in asks.items():
             ask = _wait_for_value(store, _ask_key(job, rank, turn)).decode()
             if ask != last_ask:
                 asks[rank] = ask
                 store.set(_answer_key(job, rank, ask, turn), answer)
 
-    def watch() -> None:
+    def answer_until_end() -> None:
         """Answer new requests until the block ends, with growing pauses."""
         pause_s = _FIRST_PAUSE_S
         with suppress(Exception):  # the store was closed; a rank that still waits for an answer gets that error itself
             while not ended.wait(pause_s):
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-                answer_new()
+                answer_new_requests()
 
     for rank, ask in asks.items():
         store.set(_answer_key(job, rank, ask, turn), answer)
-    watcher = threading.Thread(target=watch, name="overlap answers in the store", daemon=True)
+    watcher = threading.Thread(target=answer_until_end, name="overlap answers in the store", daemon=True)
     start_thread(watcher)
     try:
         yield
@@ -237,17 +218,9 @@ def _answer_requests(
 
 
 def _parse_answer(answer_bytes: bytes, key: str, rank: int, size: int, secret: bytes | None) -> Meeting:
-    """Return the rendezvous from the answer of rank 0.
+    """Return the rendezvous in a value of the store; raise JoinError if the value is of another program.
 
-    Args:
-        answer_bytes: The answer, a value of the store.
-        key: Key of the value, for the error.
-        rank: Index of this rank.
-        size: Number of ranks.
-        secret: Proof of membership; None: the secret in the answer.
-
-    Raises:
-        JoinError: The value is of another program.
+    If `secret` is None, the secret is that in the answer. The key is for the error.
     """
     try:
         answer = json.loads(answer_bytes)
@@ -267,14 +240,7 @@ def _parse_answer(answer_bytes: bytes, key: str, rank: int, size: int, secret: b
 
 
 def _count_connection(place: object, job: str, rank: int, size: int) -> int:
-    """Count a connection of a rank at an endpoint or store, and return its number there, from 0.
-
-    Args:
-        place: The endpoint, or "store".
-        job: Name of the job.
-        rank: Index of the rank.
-        size: Number of ranks.
-    """
+    """Count a connection of a rank at an endpoint or "store", and return its number there, from 0."""
     key = (place, job, rank, size)
     _turns[key] += 1
     return _turns[key] - 1

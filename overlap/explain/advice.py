@@ -18,7 +18,7 @@ from .facts import Facts
 from .rank import TINY_KERNEL_NS
 from .ranks import LateRank, Traffic
 from .report import Advice
-from .sites import BACKWARD, CallSite, SiteCost, common_site, list_operators, sum_times
+from .sites import BACKWARD, CallSite, SiteCost, list_operators, majority_site, sum_times_by_name
 
 MAX_ADVICE = 5
 """Pieces of advice at most."""
@@ -95,16 +95,10 @@ AdviceItems = Iterator[tuple[float, Advice]]
 Rule = Callable[[Facts], AdviceItems]
 
 
-def _gain_item(facts: Facts, names: Sequence[str], change: str, site: str, evidence: str) -> tuple[float, Advice]:
-    """Return an item of `AdviceItems`: the time of some causes in the shown step, and advice with their common gain.
-
-    Args:
-        facts: The facts.
-        names: The causes, at least one; the advice is listed under the first.
-        change: The change to the program.
-        site: The call site; "": none is known.
-        evidence: Why the change is worth a try.
-    """
+def _advice_with_gain(
+    facts: Facts, names: Sequence[str], change: str, site: str, evidence: str
+) -> tuple[float, Advice]:
+    """Return the time of some causes in the shown step, and advice with their common gain, under the first cause."""
     least, most, text = gain_bounds(facts, *names)
     return facts.cost_ns(*names), Advice(
         cause=names[0], change=change, place=site, evidence=evidence, gain_least_ns=least, gain_most_ns=most,
@@ -185,7 +179,7 @@ def _advise_causes(facts: Facts) -> AdviceItems:
             remedy = _REMEDIES[cause](facts) if cause in _REMEDIES else _CHANGES[cause]
             if remedy is not None:
                 change, evidence = remedy
-                yield _gain_item(facts, [cause], change, top_site(facts, cause), evidence)
+                yield _advice_with_gain(facts, [cause], change, top_site(facts, cause), evidence)
 
 
 def _launch_remedy(facts: Facts) -> Remedy | None:
@@ -278,10 +272,7 @@ def _advise_optimizer(facts: Facts) -> AdviceItems:
 
 
 def _python_remedy(facts: Facts) -> Remedy | None:
-    """Return the remedy for Python between operators.
-
-    None if at least half of that time is in the optimizer: `_advise_optimizer` is for that.
-    """
+    """Return the remedy for Python between operators; None if at least half of that time is in the optimizer."""
     sites = facts.sites.get(causes.PYTHON, ())
     updates_ns = sum(ns for site, ns, _ in sites if site.phase.startswith("Optimizer.step"))
     if 2 * updates_ns >= facts.cost_ns(causes.PYTHON):
@@ -314,7 +305,7 @@ def _advise_startup(facts: Facts) -> AdviceItems:
         change = "record later: torch.profiler.schedule(wait=1, warmup=3, active=3); a start says nothing of the rest"
         evidence = "the recording contains the start of the program"
         names = sorted(_ONE_TIME_CAUSES, key=facts.cost_ns, reverse=True)
-    yield _gain_item(facts, names, change, top_site(facts, cause), evidence)
+    yield _advice_with_gain(facts, names, change, top_site(facts, cause), evidence)
 
 
 def _copy_remedy(facts: Facts) -> Remedy:
@@ -354,7 +345,7 @@ def _advise_late_rank(facts: Facts) -> AdviceItems:
         change = f"look for what varies, such as shapes or other programs: {often}"
     else:
         change = _late_rank_change(worst, has_more=own_ns > MORE_THAN_OTHERS * others_ns)
-    ns, item = _gain_item(facts, [causes.WAIT], change, str(worst), evidence)
+    ns, item = _advice_with_gain(facts, [causes.WAIT], change, str(worst), evidence)
     if not varies or item.gain_least_ns is not None:
         yield ns, item
 
@@ -362,9 +353,7 @@ def _advise_late_rank(facts: Facts) -> AdviceItems:
 def _late_rank_change(worst: LateRank, *, has_more: bool) -> str:
     """Return the change for a rank that is late in most steps.
 
-    Args:
-        worst: The late rank.
-        has_more: Whether the cause takes far longer on this rank than on others.
+    If `has_more`, its cause takes far longer than on others.
     """
     if "not yet recorded" in worst.doing:
         return "record three steps or more: recordings do not begin together, and this wait may be due to that"
@@ -390,7 +379,7 @@ def _advise_communication(facts: Facts) -> AdviceItems:
     """Yield advice on many small collectives; without such, on the collectives with the most exposed time."""
     if not _is_worth_changing(facts, causes.COMM, causes.WIRE) or not facts.traffic:
         return
-    small = [each for each in facts.traffic if each.calls >= MANY_CALLS and _is_small(each)]
+    small = [each for each in facts.traffic if each.calls >= MANY_CALLS and _has_small_calls(each)]
     kind = small[0] if small else facts.traffic[0]  # the most exposed one is the first
     size = f" of {format_bytes(kind.nbytes // kind.calls)}" if kind.nbytes else ""
     evidence = f"{kind.calls} {kind.op}{size} a step, {format_ns(kind.exposed_ns)} exposed"
@@ -400,7 +389,7 @@ def _advise_communication(facts: Facts) -> AdviceItems:
         evidence += f", its links {kind.link_gb_s:.3g}"
     if small:
         change = "join them: bucket_cap_mb of DDP, torch.distributed._coalescing_manager, or fewer, larger tensors"
-    elif _is_slow(kind):
+    elif _is_slow_for_links(kind):
         change = "find out whether the wire is slow (NCCL_DEBUG=INFO shows the path) or a rank late (record all ranks)"
     # Prefetching helps large calls: of 1 MiB or more, or of unknown size.
     elif kind.op in ("all_gather", "reduce_scatter") and (not kind.nbytes or kind.nbytes >= kind.calls << 20):
@@ -421,17 +410,17 @@ def _advise_communication(facts: Facts) -> AdviceItems:
     if str(longest.waiter):
         evidence += f"; for the longest waits {longest.waiter}"
     names = sorted((causes.COMM, causes.WIRE), key=facts.cost_ns, reverse=True)
-    yield _gain_item(facts, names, change, str(longest.site), evidence)
+    yield _advice_with_gain(facts, names, change, str(longest.site), evidence)
 
 
-def _is_slow(traffic: Traffic) -> bool:
+def _is_slow_for_links(traffic: Traffic) -> bool:
     """Whether the calls are large, and yet use less than `SLOW_SHARE` of the bandwidth of their links."""
     if traffic.bus_gb_s is None or traffic.link_gb_s is None:
         return False
     return traffic.nbytes // traffic.calls >= LARGE_BYTES and traffic.bus_gb_s < SLOW_SHARE * traffic.link_gb_s
 
 
-def _is_small(traffic: Traffic) -> bool:
+def _has_small_calls(traffic: Traffic) -> bool:
     """Whether the calls are small, or so short that they are mostly latency."""
     return 0 < traffic.nbytes < SMALL_BYTES * traffic.calls or traffic.total_ns // traffic.calls < SMALL_NS
 
@@ -447,7 +436,7 @@ def _advise_operator_loops(facts: Facts) -> AdviceItems:
         if is_short and not _UPDATE.search(f"{site.operator} {site.phase}"):
             function = site.frame or site.module or ("" if facts.report.has_python else site.operator)
             tiny.setdefault(function, []).append(cost)
-    python_ns = sum_times((site.frame or site.module, ns) for site, ns, _ in facts.sites.get(causes.PYTHON, ()))
+    python_ns = sum_times_by_name((site.frame or site.module, ns) for site, ns, _ in facts.sites.get(causes.PYTHON, ()))
     for function, costs in tiny.items():
         calls, ns = sum(cost.pieces for cost in costs), sum(cost.duration_ns for cost in costs)
         loop_ns = ns + python_ns[function]
@@ -455,7 +444,7 @@ def _advise_operator_loops(facts: Facts) -> AdviceItems:
             continue
         yield loop_ns, Advice(
             cause=causes.COMPUTE,
-            place=f"{common_site(costs)} ({format_ns(loop_ns)} with the Python between them)",
+            place=f"{majority_site(costs)} ({format_ns(loop_ns)} with the Python between them)",
             change="replace the loop by operators on the whole batch (or torch.vmap, torch.compile)",
             evidence=f"{calls} calls of {list_operators(costs)}, {format_ns(ns / calls)} each",
             gain_text="not decidable: a profile does not show how long operators on the whole batch would take",

@@ -21,7 +21,7 @@ class Comparison:
     sentence: str
 
 
-def compare(new: Why, old: Why) -> Comparison:
+def compare_reports(new: Why, old: Why) -> Comparison:
     """Compare the steps of two jobs: regression, improvement, noise, or undecided.
 
     A difference counts if every step of one job is longer than every step of the other. By chance that has a
@@ -54,19 +54,14 @@ def compare(new: Why, old: Why) -> Comparison:
     sign = 1 if after_ns > before_ns else -1
     return Comparison(
         judgement=judgement,
-        sentence=f"{judgement}: a step takes {change}{_largest_change(new, old, sign)}; {counts}, none overlap",
+        sentence=f"{judgement}: a step takes {change}{_largest_change_text(new, old, sign)}; {counts}, none overlap",
     )
 
 
-def _largest_change(new: Why, old: Why, sign: int) -> str:
-    """Return the cause that contributes most to the change, as ", of which 3.0 ms more is CAUSE at LINE".
+def _largest_change_text(new: Why, old: Why, sign: int) -> str:
+    """Return the cause that contributes most to the change, as ", of which 3.0 ms more is CAUSE at LINE"; or "".
 
-    "" if no cause changed in the direction of the steps.
-
-    Args:
-        new: The report on the newer job.
-        old: The report on the older job.
-        sign: 1 if steps have become longer, -1 if shorter.
+    `sign` is 1 if steps have become longer, -1 if shorter.
     """
     causes = {cause for why in (new, old) for _, _, cause, _ in why.costs}
     changes = {

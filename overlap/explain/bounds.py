@@ -57,7 +57,7 @@ def compute_gain(ranks: Sequence[RankStep], *names: str) -> Gain:
     """
     wall_ns = max(sum(rank.costs_ns.values()) for rank in ranks)
     # The own time that each rank still has after the change.
-    left_ns = [rank.own_ns - sum(_taken_ns(rank, name) for name in names) for rank in ranks]
+    left_ns = [rank.own_ns - sum(_removed_own_ns(rank, name) for name in names) for rank in ranks]
     # The own time if all communication is hidden, too; but a rank needs at least the time in which its bytes move.
     gone = {*names, *_HIDDEN} - {causes.WAIT}
     rests_ns = [rank.own_ns - sum(rank.costs_ns.get(name, 0) for name in gone) for rank in ranks]
@@ -71,10 +71,10 @@ def compute_gain(ranks: Sequence[RankStep], *names: str) -> Gain:
     return Gain(stays_ns=min(max(before_ns - max(left_ns), 0), most_ns), most_ns=most_ns)
 
 
-def _taken_ns(rank: RankStep, cause: str) -> int:
-    """Return by how much the own time of a rank falls if a cause is removed.
+def _removed_own_ns(rank: RankStep, cause: str) -> int:
+    """Return by how much the own time of a rank falls without a cause.
 
-    0 for waiting, which is no part of the own time. For communication, the last operation stays exposed.
+    Waiting is no part of it; of communication, the last operation stays exposed.
     """
     ns = 0 if cause == causes.WAIT else rank.costs_ns.get(cause, 0)
     return max(ns - rank.last_ns, 0) if cause in (causes.WIRE, causes.COMM) else ns

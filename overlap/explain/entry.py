@@ -75,11 +75,11 @@ def explain_files(
     unpacking.nbytes = 0
     from . import hang  # which most programs never need
 
-    if all(map(hang.is_dump, named)):
-        stuck = hang.judge(named, full=whole, width=page_columns(hang.PAGE_COLUMNS))
+    if all(map(hang.is_or_has_dump, named)):
+        stuck = hang.judge_stuck_job(named, full=whole, width=page_columns(hang.PAGE_COLUMNS))
         return Why(verdict=stuck.sentence, origin="flight recorder", hang=stuck)
     files = [file for path in named for file in _trace_files(path)]
-    if len(files) == 1 and (report := _read_report(files[0])) is not None:
+    if len(files) == 1 and (report := _read_saved_report(files[0])) is not None:
         return report
     profiles = [file for file in files if is_profile(read_beginning(file))]
     if not profiles:
@@ -97,10 +97,9 @@ def explain_files(
 
 
 def _measure_files(profiles: Sequence[Path], progress: Progress | None) -> list[RankReport]:
-    """Measure files of PyTorch's profiler. If there are several, a file without its rank gets it from its name.
+    """Measure files of PyTorch's profiler. Of several, a file without its rank gets it from its name.
 
-    Raises:
-        UsageError: A file cannot be read.
+    Raises `UsageError` if one cannot be read.
     """
     reports = list[RankReport]()
     for report in read_files(measure_file, profiles, progress=progress):
@@ -111,10 +110,9 @@ def _measure_files(profiles: Sequence[Path], progress: Progress | None) -> list[
 
 
 def _trace_files(path: Path) -> list[Path]:
-    """Return the files of a folder that may be traces, by their suffix; of a file, the file itself.
+    """Return the files of a folder that may be traces, by their suffix, or the file itself.
 
-    Raises:
-        UsageError: The path does not exist, or the folder has no such file.
+    Raises `UsageError` if there is none.
     """
     if not path.is_dir():
         if not path.exists():
@@ -131,11 +129,10 @@ def _trace_files(path: Path) -> list[Path]:
     return files
 
 
-def _read_report(path: Path) -> Why | None:
+def _read_saved_report(path: Path) -> Why | None:
     """Return the report that `overlap why --json` wrote into a file, or None if the file is something else.
 
-    Raises:
-        UsageError: The file cannot be read, or the report is damaged or of a newer version.
+    Raises `UsageError` if it cannot be read, or the report is damaged or of a newer version.
     """
     try:
         if path.stat().st_size > MAX_REPORT_BYTES:
@@ -147,10 +144,7 @@ def _read_report(path: Path) -> Why | None:
 
 
 def _with_rank_of_file_name(report: RankReport) -> RankReport:
-    """Return a report whose rank is taken from the file's name, such as "rank_3.json".
-
-    It is unchanged if the file itself names the rank, or if the name has none.
-    """
+    """Return a report with the rank in the file's name, such as "rank_3.json", unless the file itself names one."""
     found = _RANK.search(Path(report.path).name)
     if report.named_rank is not None or not found:
         return report

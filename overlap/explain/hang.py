@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import UsageError
-from ..flight.dumps import Dump, looks_like_dump, rank_views, ranks_without_dump, read_dump
+from ..flight.dumps import Dump, looks_like_dump, ranks_without_dump, read_dump, views_of_dumps
 from ..flight.ends import judge_records, name_missing_processes
 from ..flight.folder import ENDING
 from ..flight.records import newest_recorded_world
 from ..ranklist import named_ranks
 from ..timeline.files.children import read_files
-from ..units import wrapped
+from ..units import wrap_text
 from ..waits import judge as waits
-from ..waits.wording import rows, sentence, table, title
+from ..waits.wording import end_title, wait_rows, wait_sentence, wait_table
 from .report import Hang
 
 PAGE_LINES, PAGE_COLUMNS = 24, 110
@@ -23,7 +23,7 @@ _MOST_FILES = 20_000
 _MOST_REFUSALS, _MOST_NOTES = 8, 4  # on files that cannot be read
 
 
-def is_dump(path: Path) -> bool:
+def is_or_has_dump(path: Path) -> bool:
     """Whether a path is a dump, a flight record, or a folder with at least one of them."""
     if path.is_dir():
         return next(_find_dumps(path), None) is not None
@@ -39,7 +39,7 @@ def _find_dumps(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def judge(paths: Sequence[Path], *, full: bool = False, width: int = PAGE_COLUMNS) -> Hang:
+def judge_stuck_job(paths: Sequence[Path], *, full: bool = False, width: int = PAGE_COLUMNS) -> Hang:
     """Return the verdict on dumps and flight records.
 
     Args:
@@ -74,65 +74,48 @@ def judge(paths: Sequence[Path], *, full: bool = False, width: int = PAGE_COLUMN
 
 
 def _judge_records(files: Sequence[str], *, full: bool, width: int) -> Hang:
-    """Return the verdict on the world that began last among some flight records.
+    """Return the verdict on the world that began last among flight records, or folders with some.
 
-    Args:
-        files: Flight records, or folders with some; empty: the default folder.
-        full: Whether the page shows all ranks, and not only those that `PAGE_LINES` lines have room for.
-        width: Columns of the page.
+    No files: the default folder.
     """
     world, job, more = newest_recorded_world(files)
     views, verdict, notes = judge_records(world)
-    lines = table(rows(views, world.flights[0].world_size, verdict), world.end_ns)
+    lines = wait_table(wait_rows(views, world.flights[0].world_size, verdict), world.end_ns)
     footer = [*name_missing_processes(world), *more]
-    page = _page_lines([job, sentence(verdict), *notes], lines, footer, full=full, width=width)
-    return _make_report(verdict, verdict.missing, notes, page)
+    page = _page_lines([job, wait_sentence(verdict), *notes], lines, footer, full=full, width=width)
+    return _make_hang(verdict, verdict.missing, notes, page)
 
 
 def _judge_dumps(files: Sequence[Path], *, full: bool, width: int) -> Hang:
-    """Return the verdict on the newest run among some dumps, with notes on files that cannot be read.
+    """Return the verdict on the newest run among some dumps, with notes on unreadable files.
 
-    Args:
-        files: The dumps.
-        full: Whether the page shows all ranks, and not only those that `PAGE_LINES` lines have room for.
-        width: Columns of the page.
-
-    Raises:
-        UsageError: No file can be read. The message has the reasons for the first ones.
+    Raises `UsageError` with the first reasons if no file can be read.
     """
     found = read_files(read_dump, files)
     dumps = [dump for dump in found if isinstance(dump, Dump)]
     refusals = [f"not read: {refusal}" for refusal in found if isinstance(refusal, UsageError)]
     if not dumps:
         raise UsageError("\n".join(refusals[:_MOST_REFUSALS]))
-    run, run_notes = _newest_run(dumps)
+    run, run_notes = _choose_newest_run(dumps)
     if len(versions := sorted({dump.version for dump in run.values()})) > 1:
         refusals.append(f"the dumps are of different versions of the recorder: {', '.join(versions)}")
-    missing, views = ranks_without_dump(run), rank_views(run)
+    missing, views = ranks_without_dump(run), views_of_dumps(run)
     size = len(run) + len(missing)
     verdict = waits.judge(views, size)
-    notes = [f"before it: {sentence(verdict.earlier)}; these calls have ended"] if verdict.earlier else []
+    notes = [f"before it: {wait_sentence(verdict.earlier)}; these calls have ended"] if verdict.earlier else []
     notes += [f"no dump of {named_ranks(missing)}"] if missing else []
     notes += [*run_notes, *refusals[:_MOST_NOTES]]
     now_ns = max((end.issued_ns for view in views for end in view.ends), default=0)
-    lines = table(rows(views, size, verdict), now_ns)
-    page = _page_lines([sentence(verdict), *notes], lines, [], full=full, width=width)
-    return _make_report(verdict, missing, notes, page)
+    lines = wait_table(wait_rows(views, size, verdict), now_ns)
+    page = _page_lines([wait_sentence(verdict), *notes], lines, [], full=full, width=width)
+    return _make_hang(verdict, missing, notes, page)
 
 
-def _make_report(verdict: waits.WaitVerdict, missing: Sequence[int], notes: Sequence[str], page: Sequence[str]) -> Hang:
-    """Return a verdict on waits as a report, with its operations as plain data.
-
-    Args:
-        verdict: The verdict.
-        missing: Ranks without a record.
-        notes: Lines on what was read.
-        page: Lines of the page.
-    """
+def _make_hang(verdict: waits.WaitVerdict, missing: Sequence[int], notes: Sequence[str], page: Sequence[str]) -> Hang:
     return Hang(
-        sentence=sentence(verdict), verdict=verdict.kind.value, ranks=verdict.culprits, missing=missing, notes=notes,
-        page=page, operations=[
-            {"rank": end.rank, "operation": title(end), "line": end.call.site, "state": end.state.value}
+        sentence=wait_sentence(verdict), verdict=verdict.kind.value, ranks=verdict.culprits, missing=missing,
+        notes=notes, page=page, operations=[
+            {"rank": end.rank, "operation": end_title(end), "line": end.call.site, "state": end.state.value}
             for end in (*verdict.ends, verdict.end) if end is not None
         ],
     )  # fmt: skip
@@ -141,18 +124,12 @@ def _make_report(verdict: waits.WaitVerdict, missing: Sequence[int], notes: Sequ
 def _page_lines(
     head: Sequence[str], ranks: Sequence[str], footer: Sequence[str], *, full: bool, width: int
 ) -> list[str]:  # fmt: skip
-    """Return the lines of a page: paragraphs, the table of ranks, and more paragraphs, all wrapped.
+    """Return the wrapped lines of a page: paragraphs, the table of ranks, and more paragraphs.
 
-    Args:
-        head: Paragraphs above the table.
-        ranks: Lines of the table, the heads first.
-        footer: Paragraphs below the table.
-        full: Whether to show the whole table. Otherwise lines are left out until the page has `PAGE_LINES` lines, but
-            two lines of the table stay.
-        width: Columns of the page.
+    Unless `full`, lines of the table are left out until `PAGE_LINES` lines remain, but two of them stay.
     """
-    above, below = ([line for text in texts for line in wrapped(text, width)] for texts in (head, footer))
-    table_rows = [wrapped(line, width, rest="    ") for line in ranks]
+    above, below = ([line for text in texts for line in wrap_text(text, width)] for texts in (head, footer))
+    table_rows = [wrap_text(line, width, rest="    ") for line in ranks]
     room, shown = PAGE_LINES - len(above) - len(below) - 1, len(table_rows)
     while not full and shown > 2 and sum(map(len, table_rows[:shown])) + (shown < len(table_rows)) > room:
         shown -= 1
@@ -161,14 +138,11 @@ def _page_lines(
     return [*above, *([""] if middle else []), *middle, *below]
 
 
-def _newest_run(dumps: Sequence[Dump]) -> tuple[Mapping[int, Dump], list[str]]:
-    """Choose the dumps of one run.
+def _choose_newest_run(dumps: Sequence[Dump]) -> tuple[Mapping[int, Dump], list[str]]:
+    """Choose the dumps of one run, by rank, and a list with a note if there are several runs.
 
-    If each rank has one dump, all are of one run. Otherwise files of one folder with one prefix are a run, and the run
+    If each rank has one dump, all are of one run. Otherwise files of one folder with one prefix are a run, and the one
     with the newest operation is taken.
-
-    Returns:
-        The dumps by rank, and a list with one note if there are several runs.
     """
     best: dict[tuple[str, str, int], Dump] = {}
     for dump in dumps:

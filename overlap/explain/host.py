@@ -21,12 +21,12 @@ from ..timeline.files.windows import (
     GRAPH,
     STEP,
     WorkRows,
-    lost_launches,
-    outermost,
-    rows_union,
+    launches_without_work,
+    outermost_operators,
     union_all,
+    union_of_rows,
 )
-from ..timeline.measure.intervals import Merged, covered_ns, cut_at_earlier, intersect, intersect_each, subtract, union
+from ..timeline.measure.intervals import Merged, covered_ns, cut_overlaps, intersect, intersect_each, subtract, union
 from . import causes
 
 QUEUED_NS = 20_000
@@ -111,7 +111,7 @@ class GapPieces(NamedTuple):
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-class _Division:
+class _GapDivision:
     """Division of gaps among causes. Each cause in turn gets its part of the time that earlier causes have left.
 
     Attributes:
@@ -124,28 +124,26 @@ class _Division:
     """
 
     def __init__(self, left: Merged, thread: int) -> None:
-        self.left, self._thread = left, thread
+        self.unassigned, self._thread = left, thread
         self.pieces: list[GapPieces] = []
 
-    def assign(self, cause: str, cover: Merged, *, begins_ns: Int64s | None = None, has_site: bool = True) -> None:
-        """Give a cause the part of the time left in which it held.
+    def assign_cause(
+        self, cause: str, cover: Merged, *, begins_ns: Int64s | None = None, has_site: bool = True
+    ) -> None:
+        """Give a cause the part of the unassigned time in which it held.
 
-        Args:
-            cause: The cause.
-            cover: Times in which the cause held.
-            begins_ns: Starts of calls, ascending. The call site of a piece is that of the last start before its end (or
-                of the first start). None: the call site of a piece is that of its middle.
-            has_site: Whether the pieces have a call site.
+        `begins_ns` are starts of calls, ascending: a piece has the call site of the last before its end. None: the site
+        of its middle.
         """
-        where = intersect(self.left, cover)
+        where = intersect(self.unassigned, cover)
         if begins_ns is not None:
             begins_ns = begins_ns[np.maximum(np.searchsorted(begins_ns, where.end_ns, "left") - 1, 0)]
         thread = self._thread if has_site else -1
         self.pieces.append(GapPieces.of_intervals(cause, where, thread=thread, instant_ns=begins_ns))
-        self.left = subtract(self.left, where)
+        self.unassigned = subtract(self.unassigned, where)
 
 
-def device_gaps(profile: RankProfile, work: WorkRows, gaps: Merged, busy: Merged) -> GapPieces:
+def divide_device_gaps(profile: RankProfile, work: WorkRows, gaps: Merged, busy: Merged) -> GapPieces:
     """Divide the gaps of a device among causes; the pieces add up to the gaps.
 
     A gap ends with some work. Until the host launches this work, the host is late, and the activity of the launching
@@ -162,9 +160,9 @@ def device_gaps(profile: RankProfile, work: WorkRows, gaps: Merged, busy: Merged
     # For each gap: the work that ends it, the work that ran last before it, and the launch of the former.
     following = np.searchsorted(profile.start_ns[rows], gaps.end_ns, "left")
     row = np.append(rows, -1)[following]  # the work that ends each gap; -1: the recording ends it
-    row_before = _last_ended(profile, rows)[np.maximum(np.minimum(following, len(rows)) - 1, 0)]
+    row_before = _last_ended_rows(profile, rows)[np.maximum(np.minimum(following, len(rows)) - 1, 0)]
     launch = np.where(row >= 0, work.launch[row], -1)  # -1: no launch is recorded
-    is_launched, by_graph = launch >= 0, profile.matches(launch, GRAPH)
+    is_launched, by_graph = launch >= 0, profile.name_matches(launch, GRAPH)
     thread, begin_ns, end_ns = profile.thread[launch], profile.start_ns[launch], profile.end_ns[launch]
 
     # The host's part of a gap lasts until the launch begins; if the launch takes long, until it ends.
@@ -194,12 +192,12 @@ def device_gaps(profile: RankProfile, work: WorkRows, gaps: Merged, busy: Merged
     for launcher in launchers:
         of_launcher = by_host & (thread == launcher)
         host_parts = Merged(gaps.start_ns[of_launcher], host_ends_ns[of_launcher])
-        parts += _late_host_pieces(profile, work, host_parts, launcher, launchers, busy)
+        parts += _divide_late_host_gaps(profile, work, host_parts, launcher, launchers, busy)
     return GapPieces.concatenate(parts)
 
 
-def _last_ended(profile: RankProfile, rows: Rows) -> Rows:
-    """Return, for each row, the row that ends last among it and the rows before it. `rows` are in order of start.
+def _last_ended_rows(profile: RankProfile, rows: Rows) -> Rows:
+    """Return, for each row in order of start, the row that ends last among it and those before.
 
     Rows 0, 1, 2 that end at 9, 5, 12 give 0, 0, 2.
     """
@@ -221,7 +219,7 @@ def work_pieces(profile: RankProfile, work: WorkRows, rows: Rows, cause: str, wh
     Returns:
         The pieces, and the row of each piece.
     """
-    row, start_ns, end_ns = cut_at_earlier(profile.start_ns[rows], profile.end_ns[rows])
+    row, start_ns, end_ns = cut_overlaps(profile.start_ns[rows], profile.end_ns[rows])
     at, start_ns, end_ns = intersect_each(start_ns, end_ns, where)
     rows = rows[row[at]]
     source = work.launch[rows] if work.on_device else rows
@@ -231,55 +229,49 @@ def work_pieces(profile: RankProfile, work: WorkRows, rows: Rows, cause: str, wh
 
 
 def _follows_event_wait(profile: RankProfile, launch: Rows) -> Mask:
-    """Whether, for each launch, the call before it on the same thread made a stream wait for an event.
+    """Return, for each launch, whether the call before it on its thread made a stream wait for an event.
 
     False for row -1, which is no launch.
     """
-    calls = profile.rows(RUNTIME)
+    calls = profile.rows_of_kinds(RUNTIME)
     calls = calls[np.lexsort((profile.start_ns[calls], profile.thread[calls]))]
-    waits = profile.matches(calls, _EVENT_WAIT)
+    waits = profile.name_matches(calls, _EVENT_WAIT)
     follows = np.zeros(len(profile.kind), bool)
     follows[calls[1:]] = waits[:-1] & (profile.thread[calls[1:]] == profile.thread[calls[:-1]])
     return follows[launch] & (launch >= 0)
 
 
-def _late_host_pieces(
+def _divide_late_host_gaps(
     profile: RankProfile, work: WorkRows, parts: Merged, thread: int, launchers: Sequence[int], busy: Merged
 ) -> list[GapPieces]:  # fmt: skip
-    """Divide the host's parts of gaps among causes; an instant with several goes to the first in the order below.
+    """Divide the host's parts of gaps that ended with a launch of `thread` among causes, in the order below.
 
-    Args:
-        profile: The events.
-        work: The work of the device.
-        parts: The host's parts of the gaps that ended with a launch of `thread`.
-        thread: The launching thread.
-        launchers: All threads that were late with a launch.
-        busy: Times in which the device did something.
+    `launchers` are all threads that were late; `busy` are times in which the device did something.
     """
-    gaps = _Division(parts, thread)
-    calls = profile.on_thread(profile.rows(RUNTIME), thread)
-    gaps.assign(causes.UNKNOWN, _unrecorded_work(profile, work, calls), has_site=False)
+    gaps = _GapDivision(parts, thread)
+    calls = profile.rows_on_thread(profile.rows_of_kinds(RUNTIME), thread)
+    gaps.assign_cause(causes.UNKNOWN, _unrecorded_work_times(profile, work, calls), has_site=False)
     syncs = calls[_is_device_wait(profile, work, calls)]
-    functions = profile.on_thread(profile.rows(PYTHON), thread)
-    captures = rows_union(profile, profile.named(functions, _CAPTURE))
+    functions = profile.rows_on_thread(profile.rows_of_kinds(PYTHON), thread)
+    captures = union_of_rows(profile, profile.rows_matching(functions, _CAPTURE))
     # Waits inside a capture count as the capture. The 1 ns makes waits without length comparable.
     syncs = syncs[covered_ns(profile.start_ns[syncs], profile.end_ns[syncs] + 1, captures) == 0]
     for cause, cover in _late_host_causes(profile, thread, calls, syncs):
-        gaps.assign(cause, cover)
+        gaps.assign_cause(cause, cover)
     # A wait for the device makes the host late while it lasts. After it the host must launch again what it could have
     # queued while the device was busy: the same time is counted once more.
     blocked_ns = covered_ns(profile.start_ns[syncs], profile.end_ns[syncs], busy)
     waits = union(profile.start_ns[syncs], profile.end_ns[syncs] + blocked_ns)
-    gaps.assign(causes.SYNC, waits, begins_ns=profile.start_ns[syncs])
-    operators = profile.rows(OPERATOR)
-    if len(own := profile.on_thread(operators, thread)):
+    gaps.assign_cause(causes.SYNC, waits, begins_ns=profile.start_ns[syncs])
+    operators = profile.rows_of_kinds(OPERATOR)
+    if len(own := profile.rows_on_thread(operators, thread)):
         others = operators[np.isin(profile.thread[operators], launchers)]
-        idle = subtract(gaps.left, rows_union(profile, np.concatenate([others, calls])))
+        idle = subtract(gaps.unassigned, union_of_rows(profile, np.concatenate([others, calls])))
         is_long = idle.end_ns - idle.start_ns >= PYTHON_NS
-        gaps.assign(causes.PYTHON, Merged(idle.start_ns[is_long], idle.end_ns[is_long]))
-        gaps.left = _cut_at_operators(profile, gaps.left, outermost(profile, own))
+        gaps.assign_cause(causes.PYTHON, Merged(idle.start_ns[is_long], idle.end_ns[is_long]))
+        gaps.unassigned = _cut_at_operators(profile, gaps.unassigned, outermost_operators(profile, own))
     # In the rest of the time the host was launching, too slowly.
-    gaps.assign(causes.LAUNCH, gaps.left)
+    gaps.assign_cause(causes.LAUNCH, gaps.unassigned)
     return gaps.pieces
 
 
@@ -287,11 +279,6 @@ def _cut_at_operators(profile: RankProfile, parts: Merged, rows: Rows) -> Merged
     """Return intervals, cut where operators begin and end, so that each part has one call site.
 
     The interval 0-10 and an operator from 3 to 6 give 0-3, 3-6 and 6-10.
-
-    Args:
-        profile: The events.
-        parts: The intervals.
-        rows: Rows of operators.
     """
     # A bound strictly inside an interval is the end of one part and the start of the next.
     bounds_ns = np.concatenate([profile.start_ns[rows], profile.end_ns[rows]])
@@ -301,56 +288,52 @@ def _cut_at_operators(profile: RankProfile, parts: Merged, rows: Rows) -> Merged
     return Merged(*(np.sort(np.concatenate([edges_ns, bounds_ns])) for edges_ns in (parts.start_ns, parts.end_ns)))
 
 
-def _unrecorded_work(profile: RankProfile, work: WorkRows, calls: Rows) -> Merged:
+def _unrecorded_work_times(profile: RankProfile, work: WorkRows, calls: Rows) -> Merged:
     """Return the times in which the device may be busy with work that was not recorded.
 
     Each lasts from a launch without recorded work to the next launch with recorded work, or to the end of the profile.
     """
     with_work = calls[np.isin(calls, work.launch[work.rows])]
-    lost_ns = profile.start_ns[lost_launches(profile, calls)]
+    lost_ns = profile.start_ns[launches_without_work(profile, calls)]
     following = np.searchsorted(profile.start_ns[with_work], lost_ns, "right")
     return union(lost_ns, np.append(profile.start_ns[with_work], profile.end_ns.max())[following])
 
 
 def _is_device_wait(profile: RankProfile, work: WorkRows, calls: Rows) -> Mask:
     """Return a mask over calls: those that wait for the device, by synchronising or by a long copy to the host."""
-    copies = profile.named(work.copies, _TO_HOST)
+    copies = profile.rows_matching(work.copies, _TO_HOST)
     is_long = profile.lengths_ns(calls) >= BLOCKING_COPY_NS
-    is_long_copy = profile.matches(calls, _ASYNC_COPY) & is_long & np.isin(calls, work.launch[copies])
-    return profile.matches(calls, _SYNC) | is_long_copy
+    is_long_copy = profile.name_matches(calls, _ASYNC_COPY) & is_long & np.isin(calls, work.launch[copies])
+    return profile.name_matches(calls, _SYNC) | is_long_copy
 
 
 def _late_host_causes(profile: RankProfile, thread: int, calls: Rows, syncs: Rows) -> Iterator[tuple[str, Merged]]:
-    """Yield (cause, times in which it held) for the causes of a late host on a thread, in order of precedence.
+    """Yield (cause, times in which it held) for a late host on a thread, in order of precedence.
 
-    Args:
-        profile: The events.
-        thread: The thread.
-        calls: Calls of the runtime (such as CUDA) on the thread.
-        syncs: The calls that wait for the device; the caller judges them.
+    `syncs` are its calls that wait for the device.
     """
-    events = profile.on_thread(profile.rows(OPERATOR, NOTE, PYTHON), thread)
+    events = profile.rows_on_thread(profile.rows_of_kinds(OPERATOR, NOTE, PYTHON), thread)
     # Each begin of a capture with the next end.
-    begins, ends = profile.named(calls, BEGIN_CAPTURE), profile.named(calls, END_CAPTURE)
+    begins, ends = profile.rows_matching(calls, BEGIN_CAPTURE), profile.rows_matching(calls, END_CAPTURE)
     following = np.searchsorted(profile.start_ns[ends], profile.start_ns[begins], "left")
     has_end = following < len(ends)
     captures = union(profile.start_ns[begins[has_end]], profile.end_ns[ends[following[has_end]]])
-    capturing = [profile.named(events, _CAPTURE), profile.named(calls, _INSTANTIATE)]
-    yield causes.CAPTURE, union_all(captures, *(rows_union(profile, rows) for rows in capturing))
-    allocations = profile.named(calls, _ALLOCATOR)
+    capturing = [profile.rows_matching(events, _CAPTURE), profile.rows_matching(calls, _INSTANTIATE)]
+    yield causes.CAPTURE, union_all(captures, *(union_of_rows(profile, rows) for rows in capturing))
+    allocations = profile.rows_matching(calls, _ALLOCATOR)
     other = calls[~np.isin(calls, np.concatenate([allocations, syncs]))]
     took_ns = profile.lengths_ns(other)
     rows_of = {
-        causes.GC: profile.named(events, _GC),
-        causes.COMPILE: profile.named(events, _COMPILE),
+        causes.GC: profile.rows_matching(events, _GC),
+        causes.COMPILE: profile.rows_matching(events, _COMPILE),
         causes.ALLOCATOR: allocations,
-        causes.STARTUP: other[profile.matches(other, _LOADS) | (took_ns >= STARTUP_NS)],
-        causes.DATA: profile.named(events, _DATA),
-        causes.COPY: other[profile.matches(other, _ASYNC_COPY) & (took_ns >= BLOCKING_COPY_NS)],
-        causes.LOCK: profile.named(events, _LOCK),
-        causes.FILES: profile.named(events, _FILES),
+        causes.STARTUP: other[profile.name_matches(other, _LOADS) | (took_ns >= STARTUP_NS)],
+        causes.DATA: profile.rows_matching(events, _DATA),
+        causes.COPY: other[profile.name_matches(other, _ASYNC_COPY) & (took_ns >= BLOCKING_COPY_NS)],
+        causes.LOCK: profile.rows_matching(events, _LOCK),
+        causes.FILES: profile.rows_matching(events, _FILES),
     }
-    yield from ((cause, rows_union(profile, rows)) for cause, rows in rows_of.items())
+    yield from ((cause, union_of_rows(profile, rows)) for cause, rows in rows_of.items())
 
 
 def delay_causes(profile: RankProfile) -> list[tuple[str, Merged]]:
@@ -358,17 +341,23 @@ def delay_causes(profile: RankProfile) -> list[tuple[str, Merged]]:
 
     Waits for locks and files count only on the program's thread, and only while no other thread runs operators.
     """
-    events, operators = profile.rows(OPERATOR, NOTE, PYTHON), profile.rows(OPERATOR)
+    events, operators = profile.rows_of_kinds(OPERATOR, NOTE, PYTHON), profile.rows_of_kinds(OPERATOR)
     thread, functions = _program_thread(profile)
-    other_operators = rows_union(profile, operators[profile.thread[operators] != thread])
+    other_operators = union_of_rows(profile, operators[profile.thread[operators] != thread])
     on_any_thread = ((causes.DATA, _DATA), (causes.GC, _GC), (causes.COMPILE, _COMPILE))
-    delays = [(cause, rows_union(profile, profile.named(events, pattern))) for cause, pattern in on_any_thread]
+    delays = [
+        (cause, union_of_rows(profile, profile.rows_matching(events, pattern))) for cause, pattern in on_any_thread
+    ]
     for cause, pattern in ((causes.LOCK, _LOCK), (causes.FILES, _FILES)):  # helper threads may wait all the time
-        delays.append((cause, subtract(rows_union(profile, profile.named(functions, pattern)), other_operators)))
+        delays.append(
+            (cause, subtract(union_of_rows(profile, profile.rows_matching(functions, pattern)), other_operators))
+        )
     return delays
 
 
-def host_gaps(profile: RankProfile, gaps: Merged, delays: Sequence[tuple[str, Merged]], *, unknown: bool) -> GapPieces:
+def divide_host_gaps(
+    profile: RankProfile, gaps: Merged, delays: Sequence[tuple[str, Merged]], *, unknown: bool
+) -> GapPieces:
     """Divide the time in which a host without a device ran no operator among causes; the pieces add up to the gaps.
 
     Args:
@@ -378,14 +367,16 @@ def host_gaps(profile: RankProfile, gaps: Merged, delays: Sequence[tuple[str, Me
         unknown: Whether the machine has a device whose events were not recorded.
     """
     thread, events = _program_thread(profile)
-    division = _Division(gaps, thread)
+    division = _GapDivision(gaps, thread)
     for cause, cover in delays:
-        division.assign(cause, cover)
-    division.assign(causes.UNKNOWN, rows_union(profile, silent_modules(profile)), has_site=False)
+        division.assign_cause(cause, cover)
+    division.assign_cause(causes.UNKNOWN, union_of_rows(profile, modules_without_operators(profile)), has_site=False)
     if len(events) and not unknown:
         # Python runs from the start of the thread's first event to its last end: one interval.
-        division.assign(causes.PYTHON, Merged(profile.start_ns[events[:1]], profile.end_ns[events].max(keepdims=True)))
-    division.assign(causes.UNKNOWN, division.left)
+        division.assign_cause(
+            causes.PYTHON, Merged(profile.start_ns[events[:1]], profile.end_ns[events].max(keepdims=True))
+        )
+    division.assign_cause(causes.UNKNOWN, division.unassigned)
     return GapPieces.concatenate(division.pieces)
 
 
@@ -395,21 +386,21 @@ def _program_thread(profile: RankProfile) -> tuple[int, Rows]:
     That is the thread that marks the steps; without marks, the one with the most time in operators. Time in functions
     does not count, as functions of helper threads may run all the time. Without any event it is -1.
     """
-    functions, operators, notes = (profile.rows(kind) for kind in (PYTHON, OPERATOR, NOTE))
+    functions, operators, notes = (profile.rows_of_kinds(kind) for kind in (PYTHON, OPERATOR, NOTE))
     events = functions if len(functions) else operators
     if not len(events):
         return -1, events
-    marks = profile.named(notes, STEP)
+    marks = profile.rows_matching(notes, STEP)
     # Score of a thread: its time in operators, or infinite if it marks the steps.
     took_ns = (profile.end_ns - profile.start_ns)[operators].astype(np.float64)
     score = np.bincount(profile.thread[operators], took_ns, len(profile.threads)).astype(np.float64)
     score[profile.thread[marks]] = np.inf
     thread = max(profile.threads_of(events), key=lambda each: score[each])
-    return thread, profile.on_thread(events, thread)
+    return thread, profile.rows_on_thread(events, thread)
 
 
-def silent_modules(profile: RankProfile) -> Rows:
+def modules_without_operators(profile: RankProfile) -> Rows:
     """Return the rows of modules (`nn.Module`) that run on threads without any recorded operator."""
-    functions = profile.rows(PYTHON)
-    modules = profile.named(functions, _MODULE)
-    return modules[~np.isin(profile.thread[modules], profile.thread[profile.rows(OPERATOR)])]
+    functions = profile.rows_of_kinds(PYTHON)
+    modules = profile.rows_matching(functions, _MODULE)
+    return modules[~np.isin(profile.thread[modules], profile.thread[profile.rows_of_kinds(OPERATOR)])]

@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Iterator
 from shutil import get_terminal_size
 
-from ..errors import printable
-from ..units import figure, figure_unit
+from ..errors import escape_control_characters
+from ..units import format_figure, table_unit
 from .report import Advice, Why
 
 COLUMNS = 100
@@ -25,7 +25,7 @@ def page_lines(why: Why, width: int | None = None) -> list[str]:
         width: Columns; None: the width of the terminal, or the variable COLUMNS.
     """
     if why.hang is not None:
-        return [printable(line) for line in why.hang.page]
+        return [escape_control_characters(line) for line in why.hang.page]
     columns = width or page_columns()
     lines = [*wrap_line(why.verdict, columns), ""]
     for line in _cause_lines(why):
@@ -45,25 +45,19 @@ def page_columns(default: int = COLUMNS) -> int:
 
 def _cause_lines(why: Why) -> Iterator[str]:
     """Yield a line for each cause with its time, share and call site; causes below `_SMALL` share the last line."""
-    unit, unit_ns = figure_unit(why.step_ns)
+    unit, unit_ns = table_unit(why.step_ns)
     small = [cause for cause in why.causes if cause.share < _SMALL]
     for cause in why.causes:
         if cause.share >= _SMALL:
             place = f": {cause.places[0]}" if cause.places else ""
-            yield f"{figure(cause.duration_ns, unit_ns):>9} {unit} {cause.share:4.0%}  {cause.text}{place}"
+            yield f"{format_figure(cause.duration_ns, unit_ns):>9} {unit} {cause.share:4.0%}  {cause.text}{place}"
     if small:
         ns, share = sum(cause.duration_ns for cause in small), sum(cause.share for cause in small)
-        yield f"{figure(ns, unit_ns):>9} {unit} {share:4.0%}  {', '.join(cause.cause for cause in small)}"
+        yield f"{format_figure(ns, unit_ns):>9} {unit} {share:4.0%}  {', '.join(cause.cause for cause in small)}"
 
 
 def _advice_lines(number: int, item: Advice, width: int) -> list[str]:
-    """Return the lines of one piece of advice: the change with its call site, then evidence and gain.
-
-    Args:
-        number: Number of the advice on the page.
-        item: The advice.
-        width: Columns of the page.
-    """
+    """Return the lines of one piece of advice: the change with its call site, then evidence and gain."""
     where = f" ({item.place})" if item.place else ""
     return [
         *wrap_line(f"{number}. {item.change}{where}", width, indent=3),
@@ -75,5 +69,9 @@ def wrap_line(line: str, width: int, *, indent: int = 0) -> list[str]:
     """Wrap a text into lines. All but the first are indented; a word longer than a line is not broken."""
     indent = min(indent, width // 4)
     return textwrap.wrap(
-        printable(line), width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+        escape_control_characters(line),
+        width,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )

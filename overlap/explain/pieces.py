@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..timeline.columnar import Int64s, Mask, Rows, run_starts, sum_by
+from ..timeline.columnar import Int64s, Mask, Rows, run_starts, sum_by_index
 from ..timeline.measure.intervals import Interval, Merged, complement, expand_ranges, intersect_each, union
 from .causes import LOOP, NAMES, UNKNOWN, WAIT
 from .sites import CallSite, SiteCost
@@ -92,33 +92,32 @@ class Pieces:
         """Return a mask of the pieces that have one of some causes."""
         return np.isin(self.cause, [NAMES.index(name) for name in names])
 
-    def instants_of(self, *names: str) -> Merged:
+    def instants_of_causes(self, *names: str) -> Merged:
         """Return the times at which any rank has a piece of one of some causes, as merged intervals."""
         which = self.is_cause(*names)
         return union(self.start_ns[which], self.end_ns[which])
 
-    def split(self, cover: Merged) -> tuple[Pieces, Pieces]:
+    def split_by_cover(self, cover: Merged) -> tuple[Pieces, Pieces]:
         """Return the parts of the pieces inside some intervals, and the parts outside."""
         inside, outside = (self._cut_to_union(each) for each in (cover, complement(cover)))
         return inside, outside
 
     def _cut_to_union(self, cover: Merged) -> Pieces:
-        """Return the parts of the pieces inside some intervals."""
         row, start_ns, end_ns = intersect_each(self.start_ns, self.end_ns, cover)
         return replace(self.take(row), start_ns=start_ns, end_ns=end_ns)
 
-    def of_rank(self, rank: int, window: Interval) -> Pieces:
+    def cut_to_rank_window(self, rank: int, window: Interval) -> Pieces:
         """Return the pieces of a rank in a window (start, end), cut at its edges. Cost: the number of these pieces."""
         return self._cut_to_windows(*(np.array([each]) for each in (rank, *window)))[1]
 
-    def in_windows(self, windows: Mapping[int, Interval]) -> Pieces:
+    def cut_to_rank_windows(self, windows: Mapping[int, Interval]) -> Pieces:
         """Return the pieces of ranks in their windows (start, end), cut at the edges; other ranks are left out."""
         low_ns, high_ns = np.array([*windows.values()], np.int64).reshape(-1, 2).T
         return self._cut_to_windows(np.array([*windows], np.int64), low_ns, high_ns)[1]
 
-    def costs(self) -> dict[str, int]:
+    def cost_by_cause(self) -> dict[str, int]:
         """Return the time of each cause in nanoseconds, the largest first, without causes that take none."""
-        sums_ns = sum_by(self.cause, self.lengths_ns, len(NAMES))
+        sums_ns = sum_by_index(self.cause, self.lengths_ns, len(NAMES))
         return {NAMES[at]: int(sums_ns[at]) for at in np.argsort(-sums_ns, kind="stable").tolist() if sums_ns[at]}
 
     def sites_by_cause(self) -> dict[str, list[SiteCost]]:
@@ -126,7 +125,7 @@ class Pieces:
         known = self.take(self.site >= 0)
         # One number for each pair of cause and call site, which `divmod` below takes apart again.
         keys, kind = np.unique(known.cause.astype(np.int64) * len(self.sites) + known.site, return_inverse=True)
-        sums_ns = sum_by(kind, known.lengths_ns, len(keys))
+        sums_ns = sum_by_index(kind, known.lengths_ns, len(keys))
         counts = np.bincount(kind, minlength=len(keys))
         found: dict[str, list[SiteCost]] = {}
         for at in np.argsort(-sums_ns, kind="stable").tolist():
@@ -140,7 +139,7 @@ class Pieces:
         for which in np.split(np.arange(len(self)), firsts[1:]) if len(self) else ():
             yield int(self.rank[which[0]]), self.take(which)
 
-    def by_late(self) -> Iterator[tuple[int, Pieces]]:
+    def by_late_rank(self) -> Iterator[tuple[int, Pieces]]:
         """Yield each rank that others waited for with these waits; -1 is a rank that is not recorded."""
         waits = self.take(self.is_cause(WAIT))
         for rank in np.unique(waits.late).tolist():
@@ -186,16 +185,7 @@ class Pieces:
         return self.take(~waiting), Pieces.concatenate(done)
 
     def _cut_to_windows(self, rank: Int64s, low_ns: Int64s, high_ns: Int64s) -> tuple[Rows, Pieces]:
-        """Return the pieces in n windows, each of one rank.
-
-        Args:
-            rank: Rank of each window.
-            low_ns: Start of each window.
-            high_ns: End of each window.
-
-        Returns:
-            For each piece the index of its window, and the pieces, cut at the edges.
-        """
+        """Return the pieces in n windows, each of one rank, cut at the edges, after the index of each one's window."""
         indices, rows = [np.zeros(0, np.intp)], [np.zeros(0, np.intp)]
         order = np.argsort(rank, kind="stable")
         for which in np.split(order, run_starts(rank[order])[1:]) if len(rank) else ():

@@ -7,16 +7,16 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ..errors import UsageError
-from ..ranklist import listed, named_ranks
+from ..ranklist import format_rank_list, named_ranks
 from ..units import format_ns
 from .advice import MIN_STEPS
 from .bounds import RankStep
 from .causes import COMM, COMPUTE, LAUNCH, PYTHON, SYNC, UNKNOWN, WAIT, WIRE, WORDING
 from .facts import Facts
-from .judgement import explain, missing_events_note, reason_without_cause
+from .judgement import explain_facts, missing_events_note, reason_without_cause
 from .pieces import Pieces
 from .rank import RankReport
-from .ranks import divide_exposed, late_ranks, link_gb_s, missing_ranks, sum_traffic
+from .ranks import divide_exposed_time, late_ranks, link_gb_s, missing_ranks, sum_traffic
 from .report import Why, median_length_step
 from .sites import top_sites
 
@@ -40,44 +40,48 @@ def explain_profiles(reports: Sequence[RankReport], *, step: int | None = None) 
     reports = sorted(reports, key=lambda report: report.rank)
     _check_same_run(reports)
     # Where the time of each rank went, step by step.
-    pieces, notes = divide_exposed(reports)
+    pieces, notes = divide_exposed_time(reports)
     windows = _common_windows(reports)
     walls = {number: max(high - low for low, high in ranks.values()) for number, ranks in windows.items()}
     # The step that the report shows.
     shown = median_length_step(walls) if step is None else step
     if shown not in walls:
-        raise UsageError(f"why: no step {step} is recorded; recorded are {listed(sorted(map(_step_order, walls)))}")
+        raise UsageError(
+            f"why: no step {step} is recorded; recorded are {format_rank_list(sorted(map(_step_order, walls)))}"
+        )
     if not walls[shown]:
         raise UsageError(f"why: {reports[0].path}: what it records takes no time; leave it out")
-    inside = {number: pieces.in_windows(ranks) for number, ranks in windows.items()}
+    inside = {number: pieces.cut_to_rank_windows(ranks) for number, ranks in windows.items()}
     costs = {
-        number: {rank: RankStep(costs_ns=inside[number].of_rank(rank, each).costs()) for rank, each in ranks.items()}
+        number: {
+            rank: RankStep(costs_ns=inside[number].cut_to_rank_window(rank, each).cost_by_cause())
+            for rank, each in ranks.items()
+        }
         for number, ranks in windows.items()
     }
     # The rank that lost most time of its own in this step: the report shows the call sites of its profile.
-    having = [report for report in reports if report.rank in costs[shown]]
-    worst = max(having, key=lambda report: _lost_ns(costs[shown][report.rank]))
-    worst_pieces = inside[shown].of_rank(worst.rank, windows[shown][worst.rank])
+    step_reports = [report for report in reports if report.rank in costs[shown]]
+    worst = max(step_reports, key=lambda report: _own_lost_ns(costs[shown][report.rank]))
+    worst_pieces = inside[shown].cut_to_rank_window(worst.rank, windows[shown][worst.rank])
     calls = [call for call in worst.calls if call.step == shown]
-    traffic = sum_traffic(calls, worst_pieces.instants_of(COMM, WAIT, WIRE), link_gb_s(worst.device, worst.world_size))
+    traffic = sum_traffic(
+        calls, worst_pieces.instants_of_causes(COMM, WAIT, WIRE), link_gb_s(worst.device, worst.world_size)
+    )
     missing = missing_ranks(reports)
     facts = Facts(
         origin="PyTorch profiler", world_size=max(report.world_size for report in reports), step=shown,
         walls_ns=walls, costs=costs, sites=worst_pieces.sites_by_cause(), profile=worst, communicates=bool(calls),
         late_by_step={number: late_ranks(inside[number], number) for number in inside}, traffic=traffic,
-        cut=any("cut off" in note for note in worst.notes), unknown=_why_undivided(missing, notes),
+        cut=any("cut off" in note for note in worst.notes), unknown=_undivided_reason(missing, notes),
     )  # fmt: skip
     # A note that several ranks have is listed once.
     recording_notes = dict.fromkeys(note for report in reports for note in report.notes)
     questions = [*_open_questions(facts, missing), *recording_notes]
-    return explain(replace(facts, undecided=questions, notes=[*notes, *_longer_steps_note(facts, inside)]))
+    return explain_facts(replace(facts, undecided=questions, notes=[*notes, *_longer_steps_note(facts, inside)]))
 
 
 def _common_windows(reports: Sequence[RankReport]) -> dict[int | None, dict[int, tuple[int, int]]]:
-    """Return the window (start, end) of each rank, by step, for the steps that all ranks recorded.
-
-    If no step is recorded by all ranks, all steps are returned, with the ranks that recorded each.
-    """
+    """Return the window of each rank, by step, for the steps that all ranks recorded, or for all if there is none."""
     every = {step for report in reports for step in report.windows}
     common = {step for step in every if all(step in report.windows for report in reports)} or every
     return {
@@ -86,11 +90,8 @@ def _common_windows(reports: Sequence[RankReport]) -> dict[int | None, dict[int,
     }
 
 
-def _lost_ns(step: RankStep) -> int:
-    """Return the time of a step, in ns, that a rank lost by itself: without computes, communication and waits.
-
-    Time on the wire counts as lost.
-    """
+def _own_lost_ns(step: RankStep) -> int:
+    """Return the time that a rank lost by itself: the wire counts; computes, other communication and waits do not."""
     return sum(ns for cause, ns in step.costs_ns.items() if cause not in (COMPUTE, COMM, WAIT))
 
 
@@ -100,11 +101,7 @@ def _step_order(step: int | None) -> int:
 
 
 def _check_same_run(reports: Sequence[RankReport]) -> None:
-    """Check that reports, sorted by rank, are of different ranks and of one world size.
-
-    Raises:
-        UsageError: They are not.
-    """
+    """Raise `UsageError` unless reports, sorted by rank, are of different ranks and of one world size."""
     for one, other in pairwise(reports):
         if one.rank == other.rank:
             raise UsageError(
@@ -118,13 +115,8 @@ def _check_same_run(reports: Sequence[RankReport]) -> None:
         raise UsageError(f"why: the files are of different runs: {worlds}; name the files of one run")
 
 
-def _why_undivided(missing: Sequence[int], notes: Sequence[str]) -> str:
-    """Return why exposed communication cannot be divided into waiting and wire, as text.
-
-    Args:
-        missing: Ranks that are not recorded.
-        notes: Notes of `divide_exposed`.
-    """
+def _undivided_reason(missing: Sequence[int], notes: Sequence[str]) -> str:
+    """Return why exposed communication cannot be divided into waiting and wire, from missing ranks and notes."""
     if missing:
         return f"{named_ranks(missing)} not recorded"
     unfit = any("clocks do" in note for note in notes)
@@ -132,13 +124,9 @@ def _why_undivided(missing: Sequence[int], notes: Sequence[str]) -> str:
 
 
 def _longer_steps_note(facts: Facts, pieces: Mapping[int | None, Pieces]) -> list[str]:
-    """Return one line on steps that are far longer than the shown one, in a list, or [] if there are none.
+    """Return, in a list, one line on steps far longer than the shown one, or [] if there are none.
 
-    The line names the longest of these steps and the cause that grew most in it.
-
-    Args:
-        facts: The facts.
-        pieces: By step, the pieces of all ranks.
+    It names the longest of them, and the cause that grew most in it.
     """
     walls_ns = facts.walls_ns
     longer = [step for step, ns in walls_ns.items() if ns >= LONGER_FACTOR * walls_ns[facts.step]]
@@ -162,17 +150,12 @@ def _longer_steps_note(facts: Facts, pieces: Mapping[int | None, Pieces]) -> lis
 
 
 def _open_questions(facts: Facts, missing: Sequence[int]) -> list[str]:
-    """Return sentences on questions that the profiles leave open, some with a way to record the answer.
-
-    Args:
-        facts: The facts.
-        missing: Ranks without a profile.
-    """
+    """Return sentences on questions that the profiles leave open, some with a way to record the answer."""
     sentences = []
     if missing and (ns := facts.cost_ns(COMM)):
         least_ns = sum(each.waits_at_least_ns for each in facts.traffic)
         sentence = f"whether {format_ns(ns)} of communication are waiting or wire: of {facts.world_size} ranks, "
-        sentence += f"{listed(missing)} {'is' if len(missing) == 1 else 'are'} not recorded"
+        sentence += f"{format_rank_list(missing)} {'is' if len(missing) == 1 else 'are'} not recorded"
         if least_ns >= _UNDECIDED * ns:
             least = f"at least {format_ns(least_ns)} are waiting"
             sentence += f"; {least}: some messages took longer than their bytes can explain"

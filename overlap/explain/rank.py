@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..timeline.columnar import Rows, Table
+from ..timeline.columnar import IndexTable, Rows
 from ..timeline.files.messages import operation_name
 from ..timeline.files.profile import ProfiledRank, RankProfile, read_profile
 from ..timeline.files.windows import (
@@ -22,17 +22,25 @@ from ..timeline.files.windows import (
     WorkRows,
     collective_messages,
     issuing_calls,
-    outermost,
+    outermost_operators,
     recording_notes,
-    rows_union,
     select_work,
     step_windows,
     union_all,
+    union_of_rows,
 )
 from ..timeline.measure.intervals import Interval, Merged, covered_ns, merge, subtract
 from ..units import format_ns
 from .causes import COMM, COMPUTE, COPY, NAMES, UNKNOWN
-from .host import LATENCY_NS, GapPieces, delay_causes, device_gaps, host_gaps, silent_modules, work_pieces
+from .host import (
+    LATENCY_NS,
+    GapPieces,
+    delay_causes,
+    divide_device_gaps,
+    divide_host_gaps,
+    modules_without_operators,
+    work_pieces,
+)
 from .pieces import Pieces
 from .sites import CallSite, CallSites
 
@@ -69,7 +77,7 @@ class ProfiledCollective:
 
 @dataclass(slots=True, kw_only=True)
 class RankReport(ProfiledRank):
-    """Measures of one rank's profile; instants are on the clock of its host until `shift`."""
+    """Measures of one rank's profile; instants are on the clock of its host until `shift_clock`."""
 
     begin_ns: int  # start of the first event
     on_device: bool  # whether a device runs the computes, not the host
@@ -84,7 +92,7 @@ class RankReport(ProfiledRank):
     has_python: bool  # whether Python functions are recorded
     has_workers: bool  # whether a data loader has worker processes
 
-    def shift(self, by_ns: int) -> None:
+    def shift_clock(self, by_ns: int) -> None:
         """Move all instants to another clock: add `by_ns` to each of them."""
         self.begin_ns += by_ns
         self.windows = {step: (low + by_ns, high + by_ns) for step, (low, high) in self.windows.items()}
@@ -106,8 +114,11 @@ def measure_profile(profile: RankProfile) -> RankReport:
     """Return the report on a profile: pieces of its time with their call sites, collectives, and facts on kernels."""
     work = select_work(profile)
     windows = step_windows(profile, work)
-    comm, compute = rows_union(profile, np.concatenate([work.comm, work.calls])), rows_union(profile, work.compute)
-    copies = rows_union(profile, work.copies)
+    comm, compute = (
+        union_of_rows(profile, np.concatenate([work.comm, work.calls])),
+        union_of_rows(profile, work.compute),
+    )
+    copies = union_of_rows(profile, work.copies)
     delays = [] if work.on_device else delay_causes(profile)
     for _, cover in delays:
         # While a delay such as garbage collection lasts, the operators around it compute nothing.
@@ -117,22 +128,22 @@ def measure_profile(profile: RankProfile) -> RankReport:
     busy = union_all(compute, comm, copies)
     gaps = subtract(merge(windows.values()), busy)
     if work.on_device:
-        gap_pieces = device_gaps(profile, work, gaps, busy)
+        gap_pieces = divide_device_gaps(profile, work, gaps, busy)
     else:
-        gap_pieces = host_gaps(profile, gaps, delays, unknown=bool(profile.header.get("deviceProperties")))
+        gap_pieces = divide_host_gaps(profile, gaps, delays, unknown=bool(profile.header.get("deviceProperties")))
     sites = CallSites(profile)
     calls = _collective_calls(profile, work, windows, exposed, sites)
-    computes = work.compute if work.on_device else np.sort(outermost(profile, work.compute))
+    computes = work.compute if work.on_device else np.sort(outermost_operators(profile, work.compute))
     copied = work_pieces(profile, work, work.copies, COPY, subtract(subtract(copies, compute), comm))
     pieces = Pieces.concatenate([
-        _site_pieces(profile, sites, gap_pieces),
-        _site_pieces(profile, sites, *work_pieces(profile, work, computes, COMPUTE, compute)),
-        _site_pieces(profile, sites, *copied, copies=True),
+        _pieces_with_sites(profile, sites, gap_pieces),
+        _pieces_with_sites(profile, sites, *work_pieces(profile, work, computes, COMPUTE, compute)),
+        _pieces_with_sites(profile, sites, *copied, copies=True),
         _comm_pieces(profile, work, exposed, calls),
     ])  # fmt: skip
     launch, begins_ns = work.launch[work.compute], profile.start_ns[work.compute]
     lengths_ns = profile.lengths_ns(work.compute)
-    are_of_graphs = profile.matches(launch, GRAPH) & (launch >= 0)
+    are_of_graphs = profile.name_matches(launch, GRAPH) & (launch >= 0)
     kernels_ns = {step: lengths_ns[slice(*np.searchsorted(begins_ns, window))] for step, window in windows.items()}
     return RankReport(
         path=profile.path, header=profile.header, on_device=work.on_device, begin_ns=int(profile.start_ns[0]),
@@ -150,13 +161,7 @@ def measure_profile(profile: RankProfile) -> RankReport:
 
 
 def _sum_kernel_classes(profile: RankProfile, rows: Rows, lengths_ns: NDArray[np.int64]) -> dict[str, int]:
-    """Return the nanoseconds of kernels by class: the first of `_KERNEL_CLASSES` that fits the name, else "other".
-
-    Args:
-        profile: The events.
-        rows: Rows of the kernels.
-        lengths_ns: Length of each of these kernels.
-    """
+    """Return the nanoseconds of kernels by class: the first of `_KERNEL_CLASSES` that fits the name, else "other"."""
     sums_ns = np.bincount(profile.name[rows], lengths_ns, len(profile.names))
     classes: Counter[str] = Counter()
     for number in np.flatnonzero(sums_ns).tolist():
@@ -168,7 +173,7 @@ def _sum_kernel_classes(profile: RankProfile, rows: Rows, lengths_ns: NDArray[np
 
 def _silent_modules_note(profile: RankProfile) -> list[str]:
     """Return a note if modules run on threads without recorded operators, in a list; otherwise []."""
-    if not (count := len(profile.threads_of(silent_modules(profile)))):
+    if not (count := len(profile.threads_of(modules_without_operators(profile)))):
         return []
     return [
         f"modules run on {count} thread{'s' * (count > 1)} without recorded operators: "
@@ -181,10 +186,6 @@ def _mid_recording_note(profile: RankProfile, pieces: GapPieces) -> list[str]:
 
     Then the first recorded work was launched before recording began, or just after. The work of the device before it
     was not recorded, and looks like a gap without a cause.
-
-    Args:
-        profile: The events.
-        pieces: Pieces of the gaps; `instant_ns` is the launch of the work that ends the gap.
     """
     has_launch = pieces.thread >= 0
     is_launched_early = pieces.instant_ns < profile.start_ns.min() + EARLY_NS
@@ -198,19 +199,14 @@ def _mid_recording_note(profile: RankProfile, pieces: GapPieces) -> list[str]:
     ]
 
 
-def _site_pieces(
+def _pieces_with_sites(
     profile: RankProfile, sites: CallSites, part: GapPieces, rows: Rows | None = None, *, copies: bool = False
 ) -> Pieces:
-    """Return pieces with call sites: that of the piece's instant; for a kernel without one, the name of the kernel.
+    """Return pieces with the call sites of their instants; a kernel without one has its name.
 
-    Args:
-        profile: The events.
-        sites: Finds the call site of an instant.
-        part: Pieces of time.
-        rows: Rows of the kernels, copies or operators that the pieces belong to; None for gaps.
-        copies: Whether the rows are copies: then the call site names the kind of copy.
+    `rows` has the work of each piece, None for gaps. Of copies, the call site names the kind.
     """
-    labels, number = sites.find_numbered(part.thread.astype(np.int32), part.instant_ns)
+    labels, number = sites.find_with_index(part.thread.astype(np.int32), part.instant_ns)
     if copies and rows is not None:
         # Copies of several kinds under one call site have a call site for each kind.
         pairs, number = np.unique(np.stack([number, profile.name[rows]]), axis=1, return_inverse=True)
@@ -232,20 +228,14 @@ def _site_pieces(
 def _comm_pieces(
     profile: RankProfile, work: WorkRows, exposed: Merged, calls: Sequence[ProfiledCollective]
 ) -> Pieces:  # fmt: skip
-    """Return the pieces of exposed communication; the call site of each is its operation and the calling functions.
+    """Return the pieces of exposed communication; the call site is the operation and the calling functions.
 
-    An instant at which several operations run belongs to the one that began first.
-
-    Args:
-        profile: The events of the rank.
-        work: The work of the rank. `work.comm` are the communication events: kernels on a device, events of gloo's
-            threads on a host. `work.calls` are the calls of c10d on the host, which may block.
-        exposed: Times of communication in which nothing computes.
-        calls: The collective of each row of `work.comm`, in its order.
+    An instant with several operations belongs to the one that began first. `calls` has the collective of each row of
+    `work.comm`; `work.calls` are calls of c10d on the host, which may block.
     """
     part, rows = work_pieces(profile, work, np.sort(np.concatenate([work.comm, work.calls])), COMM, exposed)
     collective_of_row = dict(zip(work.comm.tolist(), calls, strict=True))
-    labels = Table[CallSite]()
+    labels = IndexTable[CallSite]()
     site = []
     for row in rows.tolist():
         if (call := collective_of_row.get(row)) is not None:
@@ -267,15 +257,7 @@ def _short_kernel_name(kernel: str) -> str:
 def _collective_calls(
     profile: RankProfile, work: WorkRows, windows: dict[int | None, Interval], exposed: Merged, sites: CallSites
 ) -> list[ProfiledCollective]:
-    """Return the collectives of all steps, each with the step in which it began.
-
-    Args:
-        profile: The events.
-        work: The work of the rank.
-        windows: Start and end of each step; a collective that begins in no step has step None.
-        exposed: Times at which communication is exposed.
-        sites: Finds call sites.
-    """
+    """Return the collectives, each with the step in which it began, or None."""
     rows = work.comm
     exposed_ns = covered_ns(profile.start_ns[rows], profile.end_ns[rows], exposed)
     messages = collective_messages(profile, rows)
@@ -288,7 +270,7 @@ def _collective_calls(
     for step, window in windows.items():
         steps[slice(*np.searchsorted(profile.start_ns[rows], window))] = step
     times = (profile.start_ns[rows], profile.end_ns[rows], exposed_ns, steps)
-    found = sites.of_rows(sources), sites.of_rows(np.where(waiters >= 0, work.launch[waiters], -1))
+    found = sites.find_for_rows(sources), sites.find_for_rows(np.where(waiters >= 0, work.launch[waiters], -1))
     return [
         ProfiledCollective(
             op=message.op, group=message.group, group_size=message.group_size, nbytes=message.nbytes,
@@ -305,11 +287,6 @@ def _waiting_computes(profile: RankProfile, work: WorkRows, comm: Rows) -> Rows:
     """Return, for each row of communication, the row of the compute that waited for its end, or -1.
 
     That compute was launched before the end, and began within `LATENCY_NS` after it.
-
-    Args:
-        profile: The events.
-        work: The work of the rank.
-        comm: Rows of communication.
     """
     waiters = np.full(len(comm), -1, np.intp)
     if not len(work.compute):

@@ -9,7 +9,7 @@ from statistics import median
 
 import numpy as np
 
-from ..timeline.measure.intervals import Interval, Merged, complement, intersect, length, merge
+from ..timeline.measure.intervals import Interval, Merged, complement, intersect, merge, total_length_ns
 from ..timeline.measure.operations import bus_factor
 from ..units import format_ns
 from .causes import COMM, COMPUTE, LOOP, NAMES, UNKNOWN, WAIT, WIRE, WORDING
@@ -65,7 +65,7 @@ def late_ranks(pieces: Pieces, step: int | None) -> list[LateRank]:
     The cause of a late rank is the one with most of the waiting time, and its call site the one with most of that.
     """
     found = []
-    for rank, waits in pieces.by_late():
+    for rank, waits in pieces.by_late_rank():
         lengths_ns = waits.lengths_ns
         # Time by cause and call site. One more row and column: the index -1, unknown, means the last one.
         sums_ns = np.zeros((len(NAMES) + 1, len(waits.sites) + 1), np.int64)
@@ -85,24 +85,23 @@ def missing_ranks(reports: Sequence[RankReport]) -> list[int]:
     return sorted(set(range(max(report.world_size for report in reports))) - {report.rank for report in reports})
 
 
-def divide_exposed(reports: Sequence[RankReport]) -> tuple[Pieces, list[str]]:
+def divide_exposed_time(reports: Sequence[RankReport]) -> tuple[Pieces, list[str]]:
     """Return the pieces of all ranks, with exposed communication divided into waiting and wire, and notes.
 
     A rank waits in a collective until the last rank begins it. This is known only for collectives that all members
     have recorded, and if the clocks can be aligned. Other exposed communication stays undivided, and a note gives the
     reason. The reports are changed: all instants are moved to the clock of the first rank.
     """
-    notes = _split_exposed_into_wait_and_wire(reports) if len(reports) > 1 else []
+    notes = _split_wait_and_wire(reports) if len(reports) > 1 else []
     pieces = Pieces.concatenate([report.pieces for report in reports])
     every = _fill_gaps(reports, pieces)
     return Pieces.concatenate(replace(pieces, sites=every.sites).follow_waits(every)), notes
 
 
-def _split_exposed_into_wait_and_wire(reports: Sequence[RankReport]) -> list[str]:
+def _split_wait_and_wire(reports: Sequence[RankReport]) -> list[str]:
     """Split the exposed communication of each report, in place, into waiting for a rank and time on the wire.
 
-    Returns:
-        Notes for people: how clocks were aligned, and why communication could not be split.
+    Returns notes: how clocks were aligned, and why communication could not be split.
     """
     matches, notes = _match_collectives(reports)
     if not matches:
@@ -119,16 +118,14 @@ def _split_exposed_into_wait_and_wire(reports: Sequence[RankReport]) -> list[str
             f"{broken} of {len(matches)} matched collectives end on a rank before another has begun: clocks do not "
             "fit, or the files are of two runs; waiting and wire cannot be told apart",
         ]
-    _divide_waits(reports, matches)
+    _split_exposed_of_matches(reports, matches)
     return notes
 
 
 def _match_collectives(reports: Sequence[RankReport]) -> tuple[list[Match], list[str]]:
-    """Match the synchronising collectives of ranks by group, kind and number.
+    """Match the synchronising collectives of ranks by group, kind and number; return notes on the others, too.
 
-    Returns:
-        The collectives that all members of the group recorded, with equal sizes where sizes must be equal; and notes on
-        the others.
+    Only those count that all members recorded, with equal sizes where these must be equal.
     """
     world, notes = max(report.world_size for report in reports), list[str]()
     several = any(report.has_subgroups for report in reports)
@@ -166,13 +163,13 @@ def _align_clocks(reports: Sequence[RankReport], matches: Sequence[Match]) -> st
         ends = [calls[report.rank].end_ns - calls[first].end_ns for calls in both]
         ahead_ns = round(median(ends)) if ends else 0
         errors += [abs(end - ahead_ns) for end in ends]
-        report.shift(-ahead_ns)
+        report.shift_clock(-ahead_ns)
     off_ns = median(errors) if errors else 0
     why = "hosts are not named" if "" in hosts else f"{len(hosts)} hosts"
     return f"clocks: {why}: aligned on the ends of {len(matches)} collectives, within {format_ns(off_ns)} (median)"
 
 
-def _divide_waits(reports: Sequence[RankReport], matches: Sequence[Match]) -> None:
+def _split_exposed_of_matches(reports: Sequence[RankReport], matches: Sequence[Match]) -> None:
     """Split the exposed communication of each report, in place, as far as it is in matched collectives."""
     # By rank: its waits, by the rank that it waits for; and all times in matched collectives.
     waits: dict[int, dict[int, list[Interval]]] = {report.rank: {} for report in reports}
@@ -187,11 +184,11 @@ def _divide_waits(reports: Sequence[RankReport], matches: Sequence[Match]) -> No
                 waits[rank].setdefault(late, []).append((call.start_ns, until_ns))
     for report in reports:
         exposed = report.pieces.is_cause(COMM)
-        rest, undecided = report.pieces.take(exposed).split(merge(judged[report.rank]))
+        rest, undecided = report.pieces.take(exposed).split_by_cover(merge(judged[report.rank]))
         parts = [report.pieces.take(~exposed), undecided]
         for late, intervals in sorted(waits[report.rank].items()):
-            # `split` takes the instants away, so that each counts for one late rank only.
-            waiting, rest = rest.split(merge(intervals))
+            # `split_by_cover` takes the instants away, so that each counts for one late rank only.
+            waiting, rest = rest.split_by_cover(merge(intervals))
             parts.append(replace(
                 waiting, cause=np.full(len(waiting), NAMES.index(WAIT), np.int8), late=np.full(len(waiting), late),
                 site=np.full(len(waiting), -1),
@@ -211,7 +208,7 @@ def _fill_gaps(reports: Sequence[RankReport], pieces: Pieces) -> Pieces:
     begin_ns = min(report.begin_ns for report in reports)
     parts = [pieces]
     for report in reports:
-        recorded = pieces.of_rank(report.rank, (low_ns, high_ns)).instants_of(*NAMES)
+        recorded = pieces.cut_to_rank_window(report.rank, (low_ns, high_ns)).instants_of_causes(*NAMES)
         gaps = intersect(complement(recorded), merge([(low_ns, high_ns)]))
         lag = f"not yet recorded (its recording begins {format_ns(report.begin_ns - begin_ns)} after the first)"
         for cover, state in ((merge([(low_ns, report.begin_ns)]), lag), (merge([(report.begin_ns, high_ns)]), "")):
@@ -237,7 +234,7 @@ class Traffic:
     algorithm_gb_s: float | None  # bytes over time, of the fastest of the calls with the most bytes
     bus_gb_s: float | None  # the same as bus bandwidth, see `bus_factor`
     link_gb_s: float | None  # of a device's links to others of its host, one direction; None: unknown, several hosts
-    waits_at_least_ns: int  # part of the exposed time that must be waiting, see `_least_wait`
+    waits_at_least_ns: int  # part of the exposed time that must be waiting, see `_least_wait_ns`
 
 
 _LINKS_GB_S = (
@@ -276,19 +273,19 @@ def sum_traffic(calls: Sequence[ProfiledCollective], exposed: Merged, link: floa
         size = of_kind[0].group_size
         # A byte per nanosecond is a GB per second.
         speed = most / best_ns if most and best_ns else None
-        exposed_ns = length(intersect(merge((call.start_ns, call.end_ns) for call in of_kind), exposed))
+        exposed_ns = total_length_ns(intersect(merge((call.start_ns, call.end_ns) for call in of_kind), exposed))
         factor = bus_factor(op, size) if size > 1 else None
         traffics.append(Traffic(
             op=op, group=group, group_size=size, calls=len(of_kind), nbytes=sum(call.nbytes for call in of_kind),
             total_ns=sum(call.end_ns - call.start_ns for call in of_kind),
             exposed_ns=exposed_ns, algorithm_gb_s=speed,
             bus_gb_s=speed * factor if speed is not None and factor is not None else None,
-            link_gb_s=link, waits_at_least_ns=min(_least_wait(of_kind), exposed_ns),
+            link_gb_s=link, waits_at_least_ns=min(_least_wait_ns(of_kind), exposed_ns),
         ))  # fmt: skip
     return sorted(traffics, key=lambda each: (-each.exposed_ns, -each.total_ns))
 
 
-def _least_wait(calls: Sequence[ProfiledCollective]) -> int:
+def _least_wait_ns(calls: Sequence[ProfiledCollective]) -> int:
     """Return the nanoseconds that calls of one kind must have waited, added up: their time above a bound.
 
     A call without waits takes no longer than a call with as many bytes or more. Nor does it take longer than the

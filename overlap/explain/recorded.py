@@ -12,14 +12,14 @@ from ..ranklist import named_ranks
 from ..timeline.columnar import Mask, SpanColumns
 from ..timeline.measure.activity import Activity
 from ..timeline.measure.metrics import Breakdown, breakdowns_by_step, measure_windows
-from ..timeline.measure.operations import sum_operations
-from ..timeline.measure.steps import issued_in, median_step, of_steps, rank_windows
+from ..timeline.measure.operations import sum_operations_in_windows
+from ..timeline.measure.steps import issued_in_step, keep_ranks_with_steps, median_step, rank_windows
 from ..timeline.spans import CUT, ORIGIN, STARVED, Timeline
 from .advice import MANY_CALLS
 from .bounds import RankStep
 from .causes import COMM, COMPUTE, COPY, LOOP, QUEUE, UNKNOWN, WAIT, WIRE
 from .facts import Facts
-from .judgement import explain
+from .judgement import explain_facts
 from .oddities import describe_oddities
 from .pieces import Pieces
 from .ranks import Traffic, late_ranks
@@ -40,11 +40,13 @@ def explain_timeline(timeline: Timeline, *, step: int | None = None) -> Why:
     if step is not None and step not in timeline.steps():
         raise UsageError(f"why: no step {step} is recorded; leave out the step to have one chosen")
     shown = median_step(timeline) if step is None else step
-    activity = Activity(timeline, of_steps(rank_windows(timeline, step=shown)))
-    return explain(facts_of(timeline, activity, pieces_of_spans(activity), step=shown, whole=True))
+    activity = Activity(timeline, keep_ranks_with_steps(rank_windows(timeline, step=shown)))
+    return explain_facts(timeline_facts(timeline, activity, pieces_of_spans(activity), step=shown, whole=True))
 
 
-def facts_of(timeline: Timeline, activity: Activity, pieces: Pieces, *, step: int | None, whole: bool = False) -> Facts:
+def timeline_facts(
+    timeline: Timeline, activity: Activity, pieces: Pieces, *, step: int | None, whole: bool = False
+) -> Facts:
     """Return the facts on a step of a timeline, or on the whole run if `step` is None.
 
     Args:
@@ -54,13 +56,13 @@ def facts_of(timeline: Timeline, activity: Activity, pieces: Pieces, *, step: in
         step: The step; None: the whole run.
         whole: Whether the facts are for a whole report, with the times of all steps, or only for the sentence.
     """
-    counted = of_steps(activity.windows)
-    shown = {row.rank: row for row in of_steps(measure_windows(activity))}
+    counted = keep_ranks_with_steps(activity.windows)
+    shown = {row.rank: row for row in keep_ranks_with_steps(measure_windows(activity))}
     steps = breakdowns_by_step(timeline) if whole else {}
     every = {number: {row.rank: row for row in rows if row.rank in shown} for number, rows in steps.items()}
     every[step] = shown
-    issued = issued_in(timeline, counted, step)
-    last_ns = _last_exposed(timeline.columns, issued, pieces)
+    issued = issued_in_step(timeline, counted, step)
+    last_ns = _last_operation_exposed_ns(timeline.columns, issued, pieces)
     # The sentence alone needs the operations only if there are many: then it may advise to join them.
     has_traffic = whole or (step is not None and int(issued.sum()) >= MANY_CALLS * len(counted))
     foreign = ORIGIN in timeline.meta
@@ -118,9 +120,7 @@ def _starved_advice(timeline: Timeline) -> Advice | None:
 def _cost_by_cause(row: Breakdown, *, partial: bool) -> dict[str, int]:
     """Return the nanoseconds of a rank by cause, without causes of 0; they add up to the wall time.
 
-    Args:
-        row: Times of the rank.
-        partial: Whether some ranks are not recorded. Then exposed time is not divided into waiting and wire.
+    With `partial`, ranks are missing, and exposed time is not divided into waiting and wire.
     """
     exposed = {COMM: row.exposed_ns} if partial else {WAIT: row.waiting_ns, WIRE: row.wire_ns}
     costs = {COMPUTE: row.compute_ns} | exposed
@@ -128,23 +128,17 @@ def _cost_by_cause(row: Breakdown, *, partial: bool) -> dict[str, int]:
     return {cause: ns for cause, ns in costs.items() if ns}
 
 
-def _last_exposed(columns: SpanColumns, issued: Mask, pieces: Pieces) -> Counter[int]:
-    """Return, by rank, the exposed nanoseconds in which bytes of its last operation moved.
+def _last_operation_exposed_ns(columns: SpanColumns, issued: Mask, pieces: Pieces) -> Counter[int]:
+    """Count, by rank, the exposed nanoseconds in which bytes of its last operation moved; 0 for ranks without one.
 
-    Args:
-        columns: The spans of the run.
-        issued: Mask of the operations to look at; operations without bytes do not count.
-        pieces: What ranks did.
-
-    Returns:
-        A counter: ranks without such an operation have 0.
+    Operations without bytes do not count.
     """
     called_ns, moved_ns, found = columns.called_ns, columns.moved_ns, Counter[int]()
     for rank, rows in columns.rows_by_rank(issued & (columns.nbytes > 0)).items():
         # The operation that was called last; of several called at once, the one that ended last.
         last = rows[np.lexsort((columns.end_ns[rows], called_ns[rows]))[-1]]
-        moving = pieces.of_rank(rank, (int(moved_ns[last]), int(columns.end_ns[last])))
-        found[rank] = moving.costs().get(WIRE, 0)
+        moving = pieces.cut_to_rank_window(rank, (int(moved_ns[last]), int(columns.end_ns[last])))
+        found[rank] = moving.cost_by_cause().get(WIRE, 0)
     return found
 
 
@@ -158,5 +152,5 @@ def _traffic_by_line(timeline: Timeline, activity: Activity) -> list[Traffic]:
             exposed_ns=row.exposed_ns // ranks, algorithm_gb_s=row.algbw_bytes_per_s / 1e9,
             bus_gb_s=row.busbw_bytes_per_s / 1e9, link_gb_s=None, waits_at_least_ns=0,
         )
-        for row in sum_operations(timeline, activity)
+        for row in sum_operations_in_windows(timeline, activity)
     ]  # fmt: skip

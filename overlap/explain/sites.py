@@ -71,30 +71,30 @@ class SiteCost(NamedTuple):
     pieces: int  # number of pieces of time
 
 
-def common_site(costs: Sequence[SiteCost]) -> CallSite:
+def majority_site(costs: Sequence[SiteCost]) -> CallSite:
     """Return a call site from the operator, module, function and phase that each have more than half of the time.
 
     A part without such a majority is "".
     """
     total_ns = sum(cost.duration_ns for cost in costs)
 
-    def prevailing(times_ns: Iterable[tuple[str, int]]) -> str:
+    def majority_text(times_ns: Iterable[tuple[str, int]]) -> str:
         """Return the text with more than half of the time, or "". Of several (nested frames), the last is taken."""
-        found = [text for text, ns in sum_times(times_ns).items() if 2 * ns > total_ns]
+        found = [text for text, ns in sum_times_by_name(times_ns).items() if 2 * ns > total_ns]
         return found[-1] if found else ""
 
     # If no instance of a module, such as "Linear_0", has a majority, their common name "Linear" may have it.
     modules = [(site.module, ns) for site, ns, _ in costs]
-    frame = prevailing((frame, ns) for site, ns, _ in costs for frame in dict.fromkeys(site.frames))
+    frame = majority_text((frame, ns) for site, ns, _ in costs for frame in dict.fromkeys(site.frames))
     return CallSite(
-        operator=prevailing((site.operator, ns) for site, ns, _ in costs),
-        module=prevailing(modules) or prevailing((_INSTANCE.sub("", name), ns) for name, ns in modules),
+        operator=majority_text((site.operator, ns) for site, ns, _ in costs),
+        module=majority_text(modules) or majority_text((_INSTANCE.sub("", name), ns) for name, ns in modules),
         frames=(frame,) if frame else (),
-        phase=prevailing((site.phase, ns) for site, ns, _ in costs),
+        phase=majority_text((site.phase, ns) for site, ns, _ in costs),
     )
 
 
-def sum_times(times_ns: Iterable[tuple[str, int]]) -> Counter[str]:
+def sum_times_by_name(times_ns: Iterable[tuple[str, int]]) -> Counter[str]:
     """Return the sum of the times of each name: [("a", 1), ("b", 2), ("a", 3)] gives {"a": 4, "b": 2}."""
     sums_ns: Counter[str] = Counter()
     for name, ns in times_ns:
@@ -137,17 +137,17 @@ def top_sites(
             name = next(filter(None, (site.frame, site.module, *parts) if by == "function" else parts))
             key = str(site) if by == "site" else f"{site.phase == BACKWARD}{name}"
             groups.setdefault(key, []).append(cost)
-    times = [_group_time(group) for group in groups.values()]
+    times = [_sum_site_group(group) for group in groups.values()]
     times.sort(key=lambda time: -time.duration_ns)
     return [time for time in times[:MAX_SITES] if time.duration_ns >= 0.01 * step_ns]
 
 
-def _group_time(group: Sequence[SiteCost]) -> SiteTime:
+def _sum_site_group(group: Sequence[SiteCost]) -> SiteTime:
     """Add up the time of call sites, under their common call site.
 
     If no single operator has nearly all of the time (`_MAIN_OPERATOR_SHARE`), the most expensive ones are listed.
     """
-    site, operator_times_ns = common_site(group), operator_times(group)
+    site, operator_times_ns = majority_site(group), operator_times(group)
     total_ns = operator_times_ns.total()
     if max(operator_times_ns.values()) >= _MAIN_OPERATOR_SHARE * total_ns:
         return SiteTime(site=str(site), duration_ns=total_ns)
@@ -159,7 +159,7 @@ def _group_time(group: Sequence[SiteCost]) -> SiteTime:
 
 def operator_times(costs: Sequence[SiteCost]) -> Counter[str]:
     """Return the nanoseconds of each operator."""
-    return sum_times((cost.site.operator, cost.duration_ns) for cost in costs)
+    return sum_times_by_name((cost.site.operator, cost.duration_ns) for cost in costs)
 
 
 def list_operators(costs: Sequence[SiteCost]) -> str:
@@ -179,7 +179,7 @@ class CallSites:
 
     def __init__(self, profile: RankProfile) -> None:
         self._profile = profile
-        self._rows = profile.rows(OPERATOR, NOTE, PYTHON)
+        self._rows = profile.rows_of_kinds(OPERATOR, NOTE, PYTHON)
         self._backward = profile.names_matching(_BACKWARD)
         self._no_site = profile.names_matching(_NOT_A_SITE)
         self._forward = self._forward_rows()
@@ -192,17 +192,19 @@ class CallSites:
         Operators without a node of their own share the number of the next one: the last one has the node.
         """
         profile = self._profile
-        operators = profile.rows(OPERATOR)
-        operators = operators[(profile.sequence[operators] >= 0) & ~profile.matches(operators, _IS_BACKWARD)]
+        operators = profile.rows_of_kinds(OPERATOR)
+        operators = operators[(profile.sequence[operators] >= 0) & ~profile.name_matches(operators, _IS_BACKWARD)]
         return dict(zip(profile.sequence[operators].tolist(), operators.tolist(), strict=True))
 
-    def of_rows(self, rows: Rows) -> list[CallSite]:
+    def find_for_rows(self, rows: Rows) -> list[CallSite]:
         """Return the call site at the start of each event, by its row in the profile; an empty one for row -1."""
         threads = np.where(rows >= 0, self._profile.thread[rows], -1).astype(np.int32)
-        sites, number = self.find_numbered(threads, self._profile.start_ns[rows])
+        sites, number = self.find_with_index(threads, self._profile.start_ns[rows])
         return [sites[each] for each in number.tolist()]
 
-    def find_numbered(self, threads: NDArray[np.int32], instants_ns: Int64s) -> tuple[list[CallSite], NDArray[np.intp]]:
+    def find_with_index(
+        self, threads: NDArray[np.int32], instants_ns: Int64s
+    ) -> tuple[list[CallSite], NDArray[np.intp]]:
         """Return distinct call sites, and for each instant of a thread the index of its call site among them.
 
         A backward operator has the call site of its forward operator. Thread -1 has an empty call site.
@@ -245,11 +247,7 @@ class CallSites:
         return keys, backward
 
     def _rows_around(self, threads: NDArray[np.int32], instants_ns: Int64s) -> Iterator[tuple[Rows, Rows]]:
-        """Yield the events around instants of threads, level by level, the outermost first.
-
-        Yields:
-            Indexes of the instants that have an event on this level, and the row of the event for each.
-        """
+        """Yield, by level, outermost first, the indexes of instants with an event around them, and its row for each."""
         profile = self._profile
         for thread in np.unique(threads).tolist():
             queries = np.flatnonzero(threads == thread)
@@ -262,7 +260,7 @@ class CallSites:
     def _nested_levels(self, thread: int) -> list[Rows]:
         """Return the rows of a thread by depth of nesting, the outermost first; rows of one level do not overlap."""
         if thread not in self._levels:
-            profile, rows = self._profile, self._profile.on_thread(self._rows, thread)
+            profile, rows = self._profile, self._profile.rows_on_thread(self._rows, thread)
             rows = rows[profile.start_ns[rows] < profile.end_ns[rows]]
             # Depth of a row: the rows that began before it, less those that have ended by its start.
             depth = np.arange(len(rows)) - np.searchsorted(
@@ -299,17 +297,14 @@ class CallSites:
                 phase = name
             elif name.startswith("nn.Module: "):
                 module = name.removeprefix("nn.Module: ")
-            elif kind == PYTHON and (match := _program_frame(profile.names[profile.name[row]])):
+            elif kind == PYTHON and (match := _parse_program_frame(profile.names[profile.name[row]])):
                 frames.append(f"{match['path']}:{match['line']} (def {match['name']})")
         return CallSite(operator=operator, module=module, frames=tuple(frames), phase=phase)
 
 
 @lru_cache(maxsize=1 << 16)
-def _program_frame(name: str) -> re.Match[str] | None:
-    """Parse a function's name in a profile, "file.py(41): main", into path, line and name.
-
-    None for functions of libraries, and for special methods.
-    """
+def _parse_program_frame(name: str) -> re.Match[str] | None:
+    """Parse "file.py(41): main" into path, line and name; None for functions of libraries and special methods."""
     match = _FRAME.match(name)
     if match is None or _LIBRARY.search(match["path"]) or _DUNDER.match(match["name"]):
         return None

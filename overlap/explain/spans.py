@@ -14,7 +14,7 @@ import numpy as np
 
 from ..timeline.columnar import Int64s, Rows, SpanColumns, run_lengths, run_starts
 from ..timeline.measure.activity import PROGRAM, WAITING, Activity
-from ..timeline.measure.meetings import last_rows
+from ..timeline.measure.meetings import last_arrival_rows
 from .causes import COMPUTE, COPY, LOOP, NAMES, QUEUE, UNKNOWN, WAIT, WIRE
 from .pieces import Pieces
 from .sites import CallSite
@@ -36,8 +36,8 @@ def pieces_of_spans(activity: Activity) -> Pieces:
     ranks = [window.rank for window in windows]  # some may have no span
     begun_ns = np.full(max(int(columns.rank.max(initial=0)), *ranks) + 1, min(window.start_ns for window in windows))
     begun_ns[ranks] = [window.start_ns for window in windows]
-    others, waits = pieces.in_windows({window.rank: window[2:] for window in windows}).follow_waits(every)
-    return Pieces.concatenate([others, _name_excess(waits, columns, site, begun_ns)])
+    others, waits = pieces.cut_to_rank_windows({window.rank: window[2:] for window in windows}).follow_waits(every)
+    return Pieces.concatenate([others, _blame_longer_computes(waits, columns, site, begun_ns)])
 
 
 def _all_pieces(activity: Activity) -> tuple[Pieces, Rows]:
@@ -45,7 +45,7 @@ def _all_pieces(activity: Activity) -> tuple[Pieces, Rows]:
     columns, did = activity.columns, activity.pieces()
     sites, site = _span_sites(columns)
     # For each piece of an operation: the span of the rank that came last to it.
-    last = np.where(did.row >= 0, last_rows(columns)[did.row], -1)
+    last = np.where(did.row >= 0, last_arrival_rows(columns)[did.row], -1)
     awaited = np.where(last >= 0, columns.rank[last], did.rank)
     late = np.where((did.doing == WAITING) & (awaited != did.rank), awaited, -1)
     # A wait has the call site of the operation on the late rank.
@@ -77,18 +77,12 @@ def _span_sites(columns: SpanColumns) -> tuple[tuple[CallSite, ...], Rows]:
     return tuple(sites), site
 
 
-def _name_excess(waits: Pieces, columns: SpanColumns, site: Rows, begun_ns: Int64s) -> Pieces:
+def _blame_longer_computes(waits: Pieces, columns: SpanColumns, site: Rows, begun_ns: Int64s) -> Pieces:
     """Replace the call site of waits for a computing rank by that of the compute that made the rank late.
 
     A compute made the rank late if, by the end of the wait, the rank has spent more time on it than the waiting rank
     (the victim) has, by at least half of the time that the victim has waited for the rank so far. If this holds for the
-    present call site, it stays.
-
-    Args:
-        waits: Waits of `Pieces.follow_waits`.
-        columns: The spans.
-        site: Index of the call site of each span.
-        begun_ns: By rank, the start of its window; earlier computes do not count.
+    present call site, it stays. Computes before `begun_ns` of their rank do not count.
     """
     rows = np.flatnonzero(waits.did == NAMES.index(COMPUTE))
     rows = rows[np.lexsort((waits.late[rows], waits.rank[rows]))]
@@ -104,7 +98,7 @@ def _name_excess(waits: Pieces, columns: SpanColumns, site: Rows, begun_ns: Int6
     computes = np.flatnonzero(columns.is_kind("compute"))
     for number in np.unique(site[computes]).tolist():
         spans = columns.take(computes[site[computes] == number])
-        more_ns = spent_ns(spans, begun_ns, rank, end_ns) - spent_ns(spans, begun_ns, victim, end_ns)
+        more_ns = run_ns_until(spans, begun_ns, rank, end_ns) - run_ns_until(spans, begun_ns, victim, end_ns)
         is_own, is_more = waits.site[rows] == number, more_ns > most_ns
         own_ns[is_own], most_ns[is_more], longest[is_more] = more_ns[is_own], more_ns[is_more], number
     late = (2 * own_ns < waited_ns) & (2 * most_ns >= waited_ns)
@@ -113,7 +107,7 @@ def _name_excess(waits: Pieces, columns: SpanColumns, site: Rows, begun_ns: Int6
     return replace(waits, site=named)
 
 
-def spent_ns(spans: SpanColumns, begun_ns: Int64s, rank: Int64s, now_ns: Int64s) -> Int64s:
+def run_ns_until(spans: SpanColumns, begun_ns: Int64s, rank: Int64s, now_ns: Int64s) -> Int64s:
     """Return, for each question, how many nanoseconds spans had run on a rank by an instant.
 
     Args:

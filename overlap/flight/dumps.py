@@ -1,7 +1,7 @@
 """Dumps of PyTorch's flight recorder: pickles of plain data, or JSON; a file holds the operations of one rank.
 
-The file's name carries the rank: the number after "rank", else the last number in it. `rank_views` turns the dumps of a
-run into views for the judge.
+The file's name carries the rank: the number after "rank", else the last number in it. `views_of_dumps` turns the dumps
+of a run into views for the judge.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 from msgspec import structs
 
 from ..errors import UsageError
-from ..ranklist import listed
+from ..ranklist import format_rank_list
 from ..waits.ends import CallRecord, End, EndState, RankView
 from .pickles import unpickle_plain
 
@@ -47,7 +47,7 @@ class Dump:
     is_gloo: bool  # Whether any operation was carried out by gloo
 
 
-def split_rank(path: Path) -> tuple[str, int] | None:
+def split_rank_from_name(path: Path) -> tuple[str, int] | None:
     """Return a file name with "*" in place of its rank, and the rank, or None if the name has no number.
 
     "nccl_trace_rank_3.pkl" gives ("nccl_trace_rank_*", 3).
@@ -85,7 +85,7 @@ def read_dump(path: Path) -> Dump:
     Raises:
         UsageError: The file cannot be read, is no dump, or is of another version. The message names file and fault.
     """
-    named = split_rank(path)
+    named = split_rank_from_name(path)
     if named is None:
         raise UsageError(f"{path}: the name of a dump ends with its rank, such as dump_3")
     prefix, rank = named
@@ -98,10 +98,10 @@ def read_dump(path: Path) -> Dump:
             raise ValueError("no dump of the flight recorder")
         version = _bounded_text(root["version"])[:20]
         if version.partition(".")[0] != "2":
-            raise UsageError(f"{path}: is of version {version} of the flight recorder; versions 2.x are read")
+            raise UsageError(f"{path}: is of version {version} of the flight recorder, not 2.x; leave it out")
         groups = _parse_groups(root.get("pg_config") or {})
         entries = root.get("entries", [])
-        ends = _with_batches(entries, [_parse_end(entry, rank, groups) for entry in entries])
+        ends = _apply_batch_states(entries, [_parse_end(entry, rank, groups) for entry in entries])
         is_gloo = any(_bounded_text(entry["profiling_name"]).startswith(_GLOO) for entry in entries)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; name a dump that can be read") from None
@@ -112,15 +112,11 @@ def read_dump(path: Path) -> Dump:
     return Dump(path=path, prefix=prefix, rank=rank, version=version, ends=ends, groups=groups, is_gloo=is_gloo)
 
 
-def _with_batches(entries: Sequence[Any], ends: Sequence[End]) -> tuple[End, ...]:
+def _apply_batch_states(entries: Sequence[Any], ends: Sequence[End]) -> tuple[End, ...]:
     """Return the operations of a dump; each operation of a batch gets the state of the batch.
 
     The recorder updates only the entry "coalesced", which it writes after the operations of a batch, under the same
     number.
-
-    Args:
-        entries: The entries of the dump, in its order.
-        ends: The operation of each entry.
     """
     states: dict[tuple[str, bool, int], EndState] = {}  # of batches, by (group, whether of messages, number)
     complete: list[End] = []
@@ -150,15 +146,7 @@ def _parse_groups(table: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _parse_end(entry: Any, rank: int, groups: Mapping[str, tuple[int, ...]]) -> End:
-    """Return an operation of a rank from its entry in a dump.
-
-    Raises one of `_DAMAGE` if the entry is damaged.
-
-    Args:
-        entry: The entry as decoded, of any form.
-        rank: World rank of the dump.
-        groups: Members of each group that the dump lists.
-    """
+    """Return an operation of a rank from its entry, of any form; raise one of `_DAMAGE` if it is damaged."""
     group, description = map(_bounded_text, entry["process_group"])
     library, _, operation = _bounded_text(entry["profiling_name"]).partition(":")
     op, _, route = operation.partition(" ")
@@ -184,10 +172,10 @@ def _parse_end(entry: Any, rank: int, groups: Mapping[str, tuple[int, ...]]) -> 
 
 
 def _parse_form(entry: Any, op: str) -> str:
-    """Return the arguments of an operation that must be equal on all ranks, as text: dtype and numbers of elements.
+    """Return the dtype and numbers of elements that must be equal on all ranks, such as "float32 [4] -> [8]".
 
-    Such as "float32 [4] -> [8]"; only the dtype if ranks may have different sizes, only the size for scatter and
-    gather, "" if the entry has neither arrays nor types.
+    It is only the dtype if ranks may have different sizes, only the size for scatter and gather, and "" if the entry
+    has neither arrays nor types.
     """
     given, made = (_count_elements(entry.get(f"{side}_sizes")) for side in ("input", "output"))
     types = [_format_dtypes(entry.get(f"{side}_dtypes")) for side in ("input", "output")]
@@ -203,11 +191,9 @@ def _parse_form(entry: Any, op: str) -> str:
 
 
 def _parse_peer(route: str, members: Sequence[int]) -> int | None:
-    """Return the world rank at the other end of a message, or None if its text names none.
+    """Return the peer in a route such as "0->1" or "1<-0", or None.
 
-    Args:
-        route: Text of the message after its name: "0->1" of a send, "1<-0" of a receive, with ranks inside the group.
-        members: World ranks of the group; if empty, the rank inside the group is returned.
+    It is the world rank if `members` has it, otherwise the rank inside the group.
     """
     ends = re.fullmatch(r"\d+(?:->|<-)(\d+)", route)
     if ends is None:
@@ -217,11 +203,7 @@ def _parse_peer(route: str, members: Sequence[int]) -> int | None:
 
 
 def _bounded_text(value: Any) -> str:
-    """Return a text or number as text of at most `_MOST_TEXT` characters.
-
-    Raises:
-        TypeError: The value is neither text nor number. The text of nested lists could be endless.
-    """
+    """Return at most `_MOST_TEXT` characters of a text or number; raise TypeError for others (texts without end)."""
     if not isinstance(value, str | int | float):
         raise TypeError(f"text expected, got {type(value).__name__}")
     return str(value)[:_MOST_TEXT]
@@ -237,12 +219,9 @@ def _format_dtypes(dtypes: Any) -> str:
 
 
 def _find_user_line(frames: Sequence[Any]) -> str:
-    """Return the line of a call, such as "train.py:41 in main": of the innermost frame outside torch and overlap.
+    """Return the innermost line outside torch and overlap, such as "train.py:41 in main"; "" without frames.
 
-    If there is none, of the innermost frame; "" without frames.
-
-    Args:
-        frames: The frames of the call, the innermost first.
+    The first frame is the innermost one. Its line is taken if all are of torch and overlap.
     """
     frames = frames[:_MOST_FRAMES]
     found = next((frame for frame in frames if _is_of_user(frame["filename"])), frames[0] if frames else None)
@@ -269,7 +248,7 @@ def ranks_without_dump(dumps: Mapping[int, Dump]) -> list[int]:
     return sorted((known | set(range(max(dumps) + 1))) - set(dumps))
 
 
-def rank_views(dumps: Mapping[int, Dump]) -> list[RankView]:
+def views_of_dumps(dumps: Mapping[int, Dump]) -> list[RankView]:
     """Return the views of the ranks of one run.
 
     Args:
@@ -277,7 +256,7 @@ def rank_views(dumps: Mapping[int, Dump]) -> list[RankView]:
     """
     everyone = tuple(sorted({*dumps, *ranks_without_dump(dumps)}))
     is_gloo = any(dump.is_gloo for dump in dumps.values())
-    ends = {rank: _joined_ends(dump.ends, everyone) for rank, dump in dumps.items()}
+    ends = {rank: _renumber_ends(dump.ends, everyone) for rank, dump in dumps.items()}
     newest: dict[str, dict[int, int]] = {}  # number of the last collective, by group and rank
     for rank, of_rank in ends.items():
         for end in of_rank:
@@ -287,35 +266,30 @@ def rank_views(dumps: Mapping[int, Dump]) -> list[RankView]:
         RankView(
             rank=rank,
             # Only the last operation may be one that failed and was recorded as done.
-            ends=(*of_rank[:-1], *(_failed_alone(end, newest[end.call.key], dumps) for end in of_rank[-1:])),
+            ends=(*of_rank[:-1], *(_mark_failed_alone(end, newest[end.call.key], dumps) for end in of_rank[-1:])),
             unrecorded="sends and receives of gloo" if is_gloo else "",
         )
         for rank, of_rank in ends.items()
     ]
 
 
-def _failed_alone(end: End, newest: Mapping[int, int], dumps: Mapping[int, Dump]) -> End:
+def _mark_failed_alone(end: End, newest: Mapping[int, int], dumps: Mapping[int, Dump]) -> End:
     """Return `end`; as FAILED if it is a collective recorded as done that another member has not called yet.
 
-    Args:
-        end: The last operation of a rank.
-        newest: By rank, the number of the rank's last collective in the group of `end`.
-        dumps: Dumps by rank. Members without a dump do not count: they may have called.
+    Members without a dump do not count: they may have called. `newest` has the last collective of each rank in the
+    group.
     """
     members = [rank for rank in end.call.members or newest if rank in dumps]
     alone = end.state is EndState.DONE and any(newest.get(rank, -1) < end.seq for rank in members)
     return structs.replace(end, state=EndState.FAILED) if alone and not end.call.is_message else end
 
 
-def _joined_ends(recorded: Sequence[End], everyone: tuple[int, ...]) -> list[End]:
+def _renumber_ends(recorded: Sequence[End], everyone: tuple[int, ...]) -> list[End]:
     """Return the operations of a rank with keys and numbers that are the same on all ranks of an operation.
 
     Coalesced collectives share a number in the dump: each gets a key of its own, by its position among them. Messages
-    are numbered here: the k-th unfinished send from rank 0 to rank 1 meets the k-th unfinished receive.
-
-    Args:
-        recorded: The operations of a dump; keys are names of groups.
-        everyone: All ranks of the run: the members of the default group where the dump lists none.
+    are numbered here: the k-th unfinished send from rank 0 to rank 1 meets the k-th unfinished receive. `everyone` is
+    the default group where the dump lists none.
     """
     counts: Counter[object] = Counter()
     calls: dict[CallRecord, CallRecord] = {}  # equal calls share one object
@@ -330,7 +304,7 @@ def _joined_ends(recorded: Sequence[End], everyone: tuple[int, ...]) -> list[End
         else:
             if not members and (call.key == "0" or call.group == "default_pg"):
                 members = everyone
-            key = f"{call.key} {listed(members)}"
+            key = f"{call.key} {format_rank_list(members)}"
             counts[key, seq] += 1
             key += f" {counts[key, seq]}"
         call = structs.replace(call, key=key, members=members)

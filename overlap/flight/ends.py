@@ -34,14 +34,14 @@ def judge_records(world: RecordedWorld) -> tuple[list[RankView], WaitVerdict, li
     # If all processes ended at once, the cause is outside of them, and no rank is to blame.
     together = len(silent) == len(world.flights) > 1
     size = world.flights[0].world_size
-    views = rank_views(world, [] if together else silent)
+    views = views_of_records(world, [] if together else silent)
     # Only the first error counts: the others may follow from it.
-    first = culprit(sign for sign in signs_of(world) if sign.evidence is Evidence.OWN_ERROR)
+    first = culprit(sign for sign in ending_signs(world) if sign.evidence is Evidence.OWN_ERROR)
     if first is not None:
         views = [replace(view, error=first.text) if view.rank == first.rank else view for view in views]
     verdict = judge(views, size)
     # The records show no certain cause: an error that processes have received from others counts.
-    report = culprit(signs_of(world))
+    report = culprit(ending_signs(world))
     if report is not None and report.rank is not None and not verdict.is_certain:
         lost = RankView(rank=report.rank, seen=Seen.ENDED, how=f"is lost, as another process reported: {report.text}")
         others = [replace(view, error=report.text) if view.rank == report.rank else view for view in views]
@@ -50,7 +50,7 @@ def judge_records(world: RecordedWorld) -> tuple[list[RankView], WaitVerdict, li
     return views, verdict, [_ended_together_note(silent)] if together else []
 
 
-def signs_of(world: RecordedWorld) -> list[Sign]:
+def ending_signs(world: RecordedWorld) -> list[Sign]:
     """Return a sign for each process that has recorded the end of its world and the rank at fault.
 
     An error that began in the process is OWN_ERROR. An error that began elsewhere is REPORTED: the sign has the
@@ -67,7 +67,6 @@ def signs_of(world: RecordedWorld) -> list[Sign]:
 
 
 def _ended_together_note(silent: list[Flight]) -> str:
-    """Return the note on processes that all ended without a word."""
     processes = ", ".join(f"process {flight.process}: pid {flight.pid}" for flight in silent[:4])
     more = ", ..." if len(silent) > 4 else ""
     return (
@@ -76,7 +75,7 @@ def _ended_together_note(silent: list[Flight]) -> str:
     )
 
 
-def rank_views(world: RecordedWorld, ended: list[Flight]) -> list[RankView]:
+def views_of_records(world: RecordedWorld, ended: list[Flight]) -> list[RankView]:
     """Return the views of the recorded ranks.
 
     Args:
@@ -95,18 +94,14 @@ def _newest_numbers(ends: Sequence[End]) -> dict[str, int]:
 
 
 def _make_view(flight: Flight, table: RankTable, newest: Mapping[int, Mapping[str, int]], *, is_dead: bool) -> RankView:
-    """Return the view of one rank.
+    """Return the view of one rank; `newest` has the last numbers, by key, of each rank that has finished.
 
-    Args:
-        flight: The record of the rank's process.
-        table: The operations of the rank.
-        newest: For each rank that has finished its program, the numbers of its last operations by key.
-        is_dead: Whether the process has ended without a report.
+    With `is_dead`, the process has ended without a report.
     """
     # Operations that ended when the world did count as unfinished.
     ends = table.ends(flight.ending.at_ns if flight.ending is not None else None)
     last_ns = ends[-1].issued_ns if ends else 0
-    ends = [end if _still_counts(end, last_ns, newest) else replace(end, state=EndState.DONE) for end in ends]
+    ends = [end if _counts_for_verdict(end, last_ns, newest) else replace(end, state=EndState.DONE) for end in ends]
     view = RankView(
         rank=table.rank, ends=tuple(ends), step=None if table.step < 0 else table.step, process=flight.process,
         pid=flight.pid, host=flight.host, how=_SILENT if is_dead else "",
@@ -123,17 +118,12 @@ def _make_view(flight: Flight, table: RankTable, newest: Mapping[int, Mapping[st
     return replace(view, seen=seen)
 
 
-def _still_counts(end: End, last_ns: int, newest: Mapping[int, Mapping[str, int]]) -> bool:
+def _counts_for_verdict(end: End, last_ns: int, newest: Mapping[int, Mapping[str, int]]) -> bool:
     """Whether an operation still matters to the verdict: False if it failed and the program then went on.
 
     A program that issues another operation after a failure has probably caught the error. Exception: if a member
     finished its program without calling this operation, the failed operation counts. A later call then does not prove
     that the program knows of the failure, because it may not have awaited the operation yet.
-
-    Args:
-        end: One rank's side of an operation.
-        last_ns: When the last operation of this rank was issued.
-        newest: For each rank that has finished its program, the numbers of its last operations by key.
     """
     if end.state is not EndState.FAILED or (end.done_ns or 0) > last_ns:
         return True
@@ -152,7 +142,7 @@ def last_signs_of_process(pid: int, folder: str | os.PathLike[str] | None) -> li
     if world is None:
         return []
     own = [flight for flight in world.flights if flight.pid == pid]
-    views = rank_views(world, own)
+    views = views_of_records(world, own)
     return last_signs(views, world.flights[0].world_size, [record.rank for flight in own for record in flight.ranks])
 
 

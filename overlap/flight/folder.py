@@ -19,7 +19,7 @@ from mmap import mmap
 from pathlib import Path
 from time import time_ns
 
-from ..kernel_facts import exists, start_ticks
+from ..kernel_facts import process_exists, start_ticks
 from ..notice import notify
 from .layout import file_bytes
 from .recorder import Writer
@@ -54,7 +54,7 @@ class FlightFile:
         self._link: Path | None = None
         _open[path] = self
 
-    def link(self, folder: Path) -> None:
+    def link_into(self, folder: Path) -> None:
         """Put a link to the record into another folder until `close`; do nothing if the system refuses it.
 
         Args:
@@ -110,31 +110,22 @@ def open_flight(
             _check_owner(where)
             _remove_old_records(where)
         try:
-            file = _create(where / f"{name}{ENDING}", ranks, start)
+            file = _create_flight_file(where / f"{name}{ENDING}", ranks, start)
         except FileNotFoundError:  # another run has just ended, and removed the empty folder
             where.mkdir(mode=0o700, exist_ok=True)
-            file = _create(where / f"{name}{ENDING}", ranks, start)
+            file = _create_flight_file(where / f"{name}{ENDING}", ranks, start)
     except OSError as error:
         if str(where) not in _unwritable:
             _unwritable.add(str(where))
             notify(f"no flight record: {where}: {error.strerror}; OVERLAP_FLIGHT_DIR names another folder")
         return None
     if folder is not None:
-        file.link(default_folder())
+        file.link_into(default_folder())
     return file
 
 
-def _create(path: Path, ranks: Sequence[int], start: Mapping[str, object]) -> FlightFile:
-    """Create the file of a flight record, with its full size on the disk, and map it.
-
-    Args:
-        path: The file, which must not exist; no file is left after an error.
-        ranks: World ranks of this process.
-        start: Facts on the job, the world and the process, as for `open_flight`.
-
-    Raises:
-        OSError: The file exists, or cannot be written.
-    """
+def _create_flight_file(path: Path, ranks: Sequence[int], start: Mapping[str, object]) -> FlightFile:
+    """Create a flight record of full size, and map it; raise OSError if it exists, or cannot be made."""
     size = file_bytes(len(ranks))
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
@@ -153,11 +144,7 @@ def _create(path: Path, ranks: Sequence[int], start: Mapping[str, object]) -> Fl
 
 
 def _check_owner(folder: Path) -> None:
-    """Refuse a path that is no folder of this user: files that others put there must not be trusted.
-
-    Raises:
-        PermissionError: The path is a file, a link, or a folder of another user.
-    """
+    """Raise PermissionError if a path is no folder of this user: files that others put there must not be trusted."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         # The second argument is `strerror`, which stands in the line for the user.
@@ -172,16 +159,16 @@ def _remove_old_records(folder: Path) -> None:
     with suppress(FileNotFoundError):  # another process clears away as well
         ages = sorted((entry.stat(follow_symlinks=False).st_mtime, entry.path) for entry in files)
         for _, path in ages[: max(0, len(files) - KEPT_FILES)]:
-            if not _may_live(path):
+            if not _may_world_run(path):
                 os.unlink(path)
 
 
-def _may_live(path: str) -> bool:
+def _may_world_run(path: str) -> bool:
     """Whether the world of a record may still run: the name ends with the id of the process that writes it."""
     pid = path.removesuffix(ENDING).rpartition("-")[2]
     if pid == str(os.getpid()):
         return Path(path) in _open
-    return pid.isdecimal() and exists(pid)
+    return pid.isdecimal() and process_exists(pid)
 
 
 _worlds = count()
@@ -234,7 +221,7 @@ def working_folder() -> str:
     return ""
 
 
-def runs(host: str, pid: int, since: str) -> bool:
+def is_alive(host: str, pid: int, since: str) -> bool:
     """Whether the process of a record still runs on this machine.
 
     False for a process of another machine, and if its start is unknown.

@@ -77,15 +77,9 @@ def unpickle_plain(content: bytes) -> Any:
 
 
 def _apply_rare_opcode(content: bytes, at: int, stack: list[Any]) -> int:
-    """Execute an opcode that dumps seldom have, and return the position of the next one.
+    """Execute an opcode that dumps seldom have, and return the position of the next one; `at` is that of its argument.
 
-    Args:
-        content: The pickle.
-        at: Position after the opcode, where its argument begins if it has one.
-        stack: The values so far, which the opcode changes.
-
-    Raises:
-        ValueError: The opcode can make more than plain data, or the stack has too few values for it.
+    Raises ValueError if it can make more than plain data, or if the stack has too few values for it.
     """
     opcode = _OPCODES.get(chr(content[at - 1]))
     name = opcode.name if opcode is not None else f"{content[at - 1]:#x}"
@@ -110,11 +104,7 @@ def _apply_rare_opcode(content: bytes, at: int, stack: list[Any]) -> int:
 
 
 def _checked_pairs(items: list[Any]) -> Iterator[tuple[Any, Any]]:
-    """Return (key, value) pairs from [key, value, key, value, ...].
-
-    Raises:
-        ValueError: A key is neither text nor number.
-    """
+    """Return (key, value) pairs of [key, value, ...]; raise ValueError if a key is neither text nor number."""
     if not _KEYS.issuperset(map(type, items[::2])):  # hashing a deeply nested tuple could take for ever
         raise ValueError("refused: a key that is neither text nor number")
     return zip(items[::2], items[1::2], strict=True)

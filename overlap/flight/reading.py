@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from ..waits.ends import CallRecord, End, EndState, call_of
+from ..waits.ends import CallRecord, End, EndState, parse_call_fields
 from . import layout
 
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, MsgspecError)
@@ -39,7 +39,7 @@ class RankTable:
     operations: NDArray[np.int64]
     calls: Mapping[int, CallRecord]  # Calls of the process, by number
     cut: bool = False  # Whether earlier operations may have been overwritten
-    kept: int = -1  # Newest step whose state or checkpoint is on the disk, or -1
+    saved_step: int = -1  # Newest step whose state or checkpoint is on the disk, or -1
 
     @property
     def last_step(self) -> int:
@@ -151,7 +151,7 @@ class OpenRecord:
         """Whether the record has the end of its world."""
         return bool(layout.read_text(self._memory, layout.ENDING_AT))
 
-    def ending(self) -> WorldEnd | None:
+    def read_ending(self) -> WorldEnd | None:
         """Return the end of the world, or None if the process has not recorded it."""
         text = layout.read_text(self._memory, layout.ENDING_AT)
         if not text:
@@ -159,7 +159,7 @@ class OpenRecord:
         end = convert(json.loads(text), WorldEnd)
         return replace(end, at_ns=end.at_ns + self.since_ns)
 
-    def ranks(self) -> list[RankTable]:
+    def read_ranks(self) -> list[RankTable]:
         """Return the last operations of each rank of the process, and read calls that are new into `calls`."""
         tables = []
         for index in range(self._ranks):
@@ -173,11 +173,7 @@ class OpenRecord:
         return tables
 
     def _read_operations(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return records of a file in the form of `RankTable.operations`, and read calls that are new into `calls`.
-
-        Args:
-            table: (6, n) The records of n operations as in the file, a row for each field of `layout.RECORD`.
-        """
+        """Convert (6, n) records of a file to `RankTable.operations`, and read calls that are new into `calls`."""
         issued, number, call, step, ended, started = table
         # Without an input yet, call 7 is 15 in the file and -7 here; with an input it is 14 and 7.
         call_number, lacks_input = call >> 1, call & 1
@@ -188,7 +184,7 @@ class OpenRecord:
             ):  # read while it was written: the next look reads it again
                 stored_number, text = layout.read_call(self._memory, new_number)
                 if stored_number == new_number:  # otherwise it is being written, or another call has overwritten it
-                    self.calls[new_number] = call_of(json.loads(text))
+                    self.calls[new_number] = parse_call_fields(json.loads(text))
         ended_at = np.abs(ended)  # a negative end: with an error
         # An instant before the issue is left from the operation that had this record before.
         ended = np.where(ended_at > issued, np.sign(ended) * (ended_at + self.since_ns), 0)
@@ -208,7 +204,7 @@ def read_flight(path: str | os.PathLike[str]) -> Flight:
     """
     with closing(OpenRecord(path)) as record:
         try:
-            return replace(record.start, ranks=record.ranks(), ending=record.ending())
+            return replace(record.start, ranks=record.read_ranks(), ending=record.read_ending())
         except _DAMAGE as error:
             raise _damage_error(path, error) from None
 

@@ -74,7 +74,7 @@ class Writer:
             layout.RANK.pack_into(self._memory, at, rank, -1, 0, -1)
         layout.HEAD.pack_into(self._memory, 0, layout.MAGIC, layout.VERSION, len(ranks), RECORDS, CALLS)
 
-    def rank(self, rank: int, spans: Recorder) -> RankFlight:
+    def begin_rank(self, rank: int, spans: Recorder) -> RankFlight:
         """Begin the record of a rank of this process, and return it. Call it once for each rank.
 
         Args:
@@ -87,7 +87,7 @@ class Writer:
         self._ranks.append(RankFlight(self._memory, *self._places[rank], self._calls, spans))
         return self._ranks[-1]
 
-    def end(self, how: str, *, rank: int | None, line: str, began_here: bool) -> None:
+    def record_world_end(self, how: str, *, rank: int | None, line: str, began_here: bool) -> None:
         """Write how the world ended; later calls change nothing.
 
         Args:
@@ -99,7 +99,7 @@ class Writer:
         if self.ended:
             return
         self.ended = True
-        end = {"how": how, "rank": rank, "line": _cut_plain(line, _LONGEST_LINE_BYTES), "here": began_here}
+        end = {"how": how, "rank": rank, "line": _cut_to_plain_text(line, _LONGEST_LINE_BYTES), "here": began_here}
         layout.write_text(self._memory, layout.ENDING_AT, _json({**end, "clock_ns": perf_counter_ns()}))
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class _CallTable:
         self._next = 1
         self._by_text: dict[str, int] = {}
 
-    def find(self, operation: Recordable, known: Known, call: object) -> int:
+    def find_index(self, operation: Recordable, known: Known, call: object) -> int:
         """Return the index of the call of an operation, and store it in `known`; a new call is written into the file.
 
         Args:
@@ -143,16 +143,13 @@ class _CallTable:
         if found is None or found[1] < self.oldest:
             if len(known) >= CALLS:  # the cache is full of calls that occurred once
                 known.clear()
-            number = self._find_number(_encode_words(operation.flight_fields()))
+            number = self._find_or_write(_encode_call_fields(operation.flight_fields()))
             found = known[key] = operation.place, 2 * number + (call is None)
         known[call] = found
         return found[1]
 
-    def _find_number(self, text: str) -> int:
-        """Return the number of a call, by its fields as text.
-
-        A new text gets the next number. It is written over the text of the call `CALLS` numbers before.
-        """
+    def _find_or_write(self, text: str) -> int:
+        """Return the number of a call; a new text is written over that of the call `CALLS` numbers before."""
         number = self._by_text.get(text)
         if number is None:
             number, self._next = self._next, self._next + 1
@@ -164,13 +161,10 @@ class _CallTable:
         return number
 
 
-def _encode_words(fields: Mapping[str, object]) -> str:
-    """Return the fields of a call as JSON, cut to fit into `CALL_BYTES`.
-
-    A list of members that is too long is left out as a whole, as a part of it would be a wrong list.
-    """
+def _encode_call_fields(fields: Mapping[str, object]) -> str:
+    """Return the fields of a call as JSON, cut to fit into `CALL_BYTES`; too long a list of members is left out."""
     plain = {
-        name: _cut_plain(value, _LONGEST_BYTES) if isinstance(value, str) and name != "members" else value
+        name: _cut_to_plain_text(value, _LONGEST_BYTES) if isinstance(value, str) and name != "members" else value
         for name, value in fields.items()
     }
     members = str(fields.get("members", ""))
@@ -181,7 +175,7 @@ def _json(value: Mapping[str, object]) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _cut_plain(text: str, limit_bytes: int) -> str:
+def _cut_to_plain_text(text: str, limit_bytes: int) -> str:
     """Return a text in at most `limit_bytes` of UTF-8, with characters that JSON would escape replaced by ' or ?."""
     plain = "".join(c if c.isprintable() and c != "\\" else "?" for c in text.replace('"', "'"))
     return plain.encode(errors="replace")[:limit_bytes].decode(errors="ignore")
@@ -209,7 +203,7 @@ class _RecordQueue:
         self.waiting: OrderedDict[int, tuple[int, ...]] = OrderedDict()
         self._taken: dict[int, int] = {}  # by ticket, the records of operations that have waited for one
 
-    def add(self, fields: tuple[int, ...]) -> int:
+    def queue_operation(self, fields: tuple[int, ...]) -> int:
         """Queue an operation with its fields (instant of issue, number, call, step), and return its ticket."""
         with self._lock:
             ticket, self._next = self._next, self._next - 1  # downwards: records have the numbers from 0 on
@@ -228,16 +222,16 @@ class _RecordQueue:
                 self._taken[ticket] = record = self._free.popleft()
                 self._write(record, fields)
 
-    def find(self, ticket: int) -> int:
+    def find_record(self, ticket: int) -> int:
         """Return the record that an operation has received, or -1 if it still waits. It takes no lock."""
         # One look into a dict is atomic.
         return self._taken.get(ticket, -1)
 
-    def describe(self, ticket: int, call: int) -> int:
+    def set_call(self, ticket: int, call: int) -> int:
         """Set the call of an operation that still waits.
 
         Args:
-            ticket: The result of `add`.
+            ticket: The result of `queue_operation`.
             call: The index of the call.
 
         Returns:
@@ -247,9 +241,9 @@ class _RecordQueue:
             if ticket in self.waiting:
                 instant, number, _, step = self.waiting[ticket]
                 self.waiting[ticket] = instant, number, call, step
-            return self.find(ticket)
+            return self.find_record(ticket)
 
-    def end(self, ticket: int) -> int:
+    def remove_operation(self, ticket: int) -> int:
         """Forget an operation that has ended, and return the record that it used, or -1 if it never received one."""
         with self._lock:
             self.waiting.pop(ticket, None)
@@ -257,7 +251,9 @@ class _RecordQueue:
 
 
 class RankFlight:
-    """Writer of one rank's operations. Any thread may call `started` and `ended`, the event loop's thread the rest.
+    """Writer of one rank's operations. Any thread may call `record_start` and `record_end`.
+
+    Only the event loop's thread may call the rest.
 
     A record is identified by the index of its first 8-byte word in the file, as items of a memoryview are quick to set.
     If no record may be taken, an operation gets a ticket instead, a number below -1, until `_RecordQueue` has one.
@@ -290,15 +286,10 @@ class RankFlight:
         self._memory, self._words = memory, memoryview(memory).cast("q")
 
     def _write_record(self, first_word: int, fields: tuple[int, ...]) -> None:
-        """Write an operation that has waited in the queue into its record; its end and its start are 0 for now.
-
-        Args:
-            first_word: Index of the first word of the record.
-            fields: The first four fields of `layout.RECORD`.
-        """
+        """Write an operation that has waited in the queue into its record; its end and its start are 0 for now."""
         RECORD.pack_into(self._memory, first_word * _WORD, *fields, 0, 0)
 
-    def issued(self, operation: Recordable, known: Known, call: object, number: int, now_ns: int) -> int:
+    def record_issue(self, operation: Recordable, known: Known, call: object, number: int, now_ns: int) -> int:
         """Record that an operation is issued.
 
         Args:
@@ -314,35 +305,35 @@ class RankFlight:
         hit, calls, free = known.get(call), self._calls, self._free
         # The index is looked up again if this call was last issued at another line, or if its text may be overwritten.
         if hit is None or hit[0] != operation.place or hit[1] < calls.oldest:
-            index = calls.find(operation, known, call)
+            index = calls.find_index(operation, known, call)
         else:
             index = hit[1]
         if len(free) <= KEPT:
-            return self._queue.add((now_ns, number, index, self._step))
+            return self._queue.queue_operation((now_ns, number, index, self._step))
         record = free.popleft()
         _pack_issue(self._memory, record * _WORD, now_ns, number, index, self._step)
         return record
 
-    def ended(self, record: int, now_ns: int) -> None:
+    def record_end(self, record: int, now_ns: int) -> None:
         """Record the end of an operation, and free its record. Any thread may call it.
 
         Args:
-            record: The result of `issued`; -1: there is no record, and nothing happens.
+            record: The result of `record_issue`; -1: there is no record, and nothing happens.
             now_ns: The instant of the end by `perf_counter_ns`, negative if the operation failed.
         """
         if record < 0:
-            record = self._queue.end(record)
+            record = self._queue.remove_operation(record)
         if record >= 0:
             self._words[record + _ENDED] = now_ns
             self._free.append(record)
             if self._waiting:
                 self._queue.fill_free_records()
 
-    def carried(self, record: int, began_ns: int, now_ns: int, span: RawSpan | None) -> None:
+    def record_success(self, record: int, began_ns: int, now_ns: int, span: RawSpan | None) -> None:
         """Record that an operation, such as a collective, has ended without error: its start, its end, and its span.
 
         Args:
-            record: The result of `issued`; the record is freed.
+            record: The result of `record_issue`; the record is freed.
             began_ns: When it began, by `perf_counter_ns`.
             now_ns: When it ended, by `perf_counter_ns`.
             span: Span for the timeline; None: the timeline gets none.
@@ -352,7 +343,7 @@ class RankFlight:
             self._count_span()
             self._push_span(span)
         if record < 0:
-            record = self._queue.end(record)
+            record = self._queue.remove_operation(record)
         if record >= 0:
             words = self._words
             words[record + _STARTED] = began_ns
@@ -361,34 +352,34 @@ class RankFlight:
             if self._waiting:
                 self._queue.fill_free_records()
 
-    def started(self, record: int, now_ns: int) -> None:
+    def record_start(self, record: int, now_ns: int) -> None:
         """Record that a thread has begun to run a compute; any thread may call it.
 
         Args:
-            record: The result of `issued`; -1: there is no record, and nothing happens.
+            record: The result of `record_issue`; -1: there is no record, and nothing happens.
             now_ns: When it began, by `perf_counter_ns`.
         """
         if record < 0:
-            record = self._queue.find(record)
+            record = self._queue.find_record(record)
         if record >= 0:
             self._words[record + _STARTED] = now_ns
 
-    def described(self, record: int, operation: Recordable, known: Known, call: object) -> None:
+    def record_call(self, record: int, operation: Recordable, known: Known, call: object) -> None:
         """Record the call of an operation that was issued before its input existed, now that the input is known.
 
         Args:
-            record: The result of `issued`.
+            record: The result of `record_issue`.
             operation: The operation, with the fields of its call.
-            known: Cache of indexes of calls, as for `issued`.
+            known: Cache of indexes of calls, as for `record_issue`.
             call: The call of the operation, as a key of `known`.
         """
-        index = self._calls.find(operation, known, call)
+        index = self._calls.find_index(operation, known, call)
         if record < 0:
-            record = self._queue.describe(record, index)
+            record = self._queue.set_call(record, index)
         if record >= 0:
             self._words[record + _CALL] = index
 
-    def step(self, index: int) -> int:
+    def record_step(self, index: int) -> int:
         """Record that step `index` begins. Return the previous step.
 
         -1: there was none, or its number was negative or too large.
@@ -400,11 +391,11 @@ class RankFlight:
 
     def record_finished(self) -> None:
         """Record that the rank's program has finished."""
-        self._words[self._head + 2] = 1  # "whether its program has finished", see `step`
+        self._words[self._head + 2] = 1  # "whether its program has finished", see `record_step`
 
     def record_saved_step(self, index: int) -> None:
         """Record that the state or checkpoint of step `index` is on the disk; too large a number is recorded as -1."""
-        # "newest step on the disk", see `step`
+        # "newest step on the disk", see `record_step`
         self._words[self._head + 3] = index if 0 <= index < _MOST_STEPS else -1
 
 
@@ -420,20 +411,20 @@ class SpansOnly(RankFlight):
     def __init__(self, append: Callable[[RawSpan], None]) -> None:
         self._append = append
 
-    def issued(self, operation: Recordable, known: Known, call: object, number: int, now_ns: int) -> int:
+    def record_issue(self, operation: Recordable, known: Known, call: object, number: int, now_ns: int) -> int:
         """Record nothing, and return -1: the operation has no record."""
         return -1
 
-    def carried(self, record: int, began_ns: int, now_ns: int, span: RawSpan | None) -> None:
+    def record_success(self, record: int, began_ns: int, now_ns: int, span: RawSpan | None) -> None:
         """Pass on the span of an operation that has ended without error, if there is one."""
         if span is not None:
             self._append(span)
 
-    def step(self, index: int) -> int:
+    def record_step(self, index: int) -> int:
         """Record nothing, and return -1: no step."""
         return -1
 
     def _record_nothing(self, *facts: object, **named: object) -> None:
         """Do nothing."""
 
-    ended = started = described = record_finished = record_saved_step = _record_nothing
+    record_end = record_start = record_call = record_finished = record_saved_step = _record_nothing

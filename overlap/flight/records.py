@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..notice import notify
-from .folder import ENDING, default_folder, runs, working_folder
+from .folder import ENDING, default_folder, is_alive, working_folder
 from .reading import Flight, read_flight
 
 _NONE = "why: no flight records in {}: no run has failed here, or they are elsewhere"
@@ -35,7 +35,7 @@ class RecordedWorld:
         return max([table.last_ns for flight in self.flights for table in flight.ranks] + endings)
 
 
-def newest_world(
+def choose_world(
     flights: Sequence[Flight], runs: Callable[[Flight], bool], nearness: Callable[[Flight], int] = lambda flight: 0
 ) -> tuple[RecordedWorld, int]:
     """Return the newest of the worlds that are nearest to the reader, and the number of other worlds.
@@ -96,19 +96,19 @@ def newest_recorded_world(files: Sequence[str]) -> tuple[RecordedWorld, str, lis
     """
     flights = _read_flights(files)
     # Named files are all equally near. In the default folder, runs of this user in this directory come first.
-    nearness = (lambda flight: 0) if files else _nearness
-    world, other_count = newest_world(flights, lambda flight: runs(flight.host, flight.pid, flight.born), nearness)
+    nearness = (lambda flight: 0) if files else _nearness_to_reader
+    world, other_count = choose_world(flights, lambda flight: is_alive(flight.host, flight.pid, flight.born), nearness)
     first = world.flights[0]
     attempt = f", attempt {first.attempt}" if first.attempt else ""
     ranks = f"{first.world_size} rank{'s' * (first.world_size != 1)}"
     processes = f"{first.processes} process{'es' * (first.processes != 1)}"
-    last = "the last" if files else _why_chosen(world)
+    last = "the last" if files else _choice_reason(world)
     hint = f"(of {other_count + 1} runs in these files this is {last}; name the files of another to see that)"
     job = ", ".join([f"job {first.job}{attempt}: {ranks}", processes, *_describe_origin(first)])
     return world, job, [hint] if other_count else []
 
 
-def _nearness(flight: Flight) -> int:
+def _nearness_to_reader(flight: Flight) -> int:
     """Return how near a run is to the reader: 2: this user's, in this directory; 1: this user's; 0: another user's."""
     with suppress(OSError):  # the run has just removed its record
         if os.stat(flight.path).st_uid == os.getuid():
@@ -116,9 +116,9 @@ def _nearness(flight: Flight) -> int:
     return 0
 
 
-def _why_chosen(world: RecordedWorld) -> str:
+def _choice_reason(world: RecordedWorld) -> str:
     """Return why this run was chosen among all in the default folder, as text that follows "this is"."""
-    near = max(map(_nearness, world.flights))
+    near = max(map(_nearness_to_reader, world.flights))
     if near == 2:
         return "your last that began in this directory"
     where = next((f" (it began in {flight.folder})" for flight in world.flights if flight.folder), "")
@@ -138,13 +138,9 @@ def _default_path() -> str:
 
 
 def _find_files(named: Sequence[str]) -> list[str]:
-    """Return the paths of flight records.
+    """Return the paths of records, named or in folders; without names, those of the default folder.
 
-    Args:
-        named: Paths of records and of folders with records; empty: the default folder. A record need not exist.
-
-    Raises:
-        UsageError: A folder has no records.
+    A named record need not exist. Raises UsageError if a folder has no records.
     """
     files: list[str] = []
     for name in named or [_default_path()]:
@@ -159,14 +155,7 @@ def _find_files(named: Sequence[str]) -> list[str]:
 
 
 def _read_flights(named: Sequence[str]) -> list[Flight]:
-    """Read flight records, and print a line for each file that cannot be read.
-
-    Args:
-        named: Paths of records and of folders with records; empty: the default folder.
-
-    Raises:
-        UsageError: No record can be read; the message has the reasons. Or a folder has no records.
-    """
+    """Read the records of `_find_files`, and print a line for each bad one; raise UsageError if all are."""
     flights, refusals = [], []
     for file in _find_files(named):
         try:
@@ -194,15 +183,17 @@ def world_of_process(pid: int, folder: str | os.PathLike[str] | None) -> Recorde
         folder: The folder of flight records; None: the default folder.
     """
     where = Path(folder) if folder is not None else default_folder()
-    own = max(_read_all(where, f"*-{pid}{ENDING}"), key=lambda flight: flight.started_ns, default=None)
+    own = max(_read_glob(where, f"*-{pid}{ENDING}"), key=lambda flight: flight.started_ns, default=None)
     if own is None:
         return None
     # The part of the name before the process is the same for all processes of a world.
     name = Path(own.path).name.rpartition(f"-process{own.process}-")[0]
-    return RecordedWorld(flights_of_world(own, _read_all(where, f"{name}-*{ENDING}")), lambda flight: flight.pid != pid)
+    return RecordedWorld(
+        flights_of_world(own, _read_glob(where, f"{name}-*{ENDING}")), lambda flight: flight.pid != pid
+    )
 
 
-def _read_all(folder: Path, pattern: str) -> Iterator[Flight]:
+def _read_glob(folder: Path, pattern: str) -> Iterator[Flight]:
     """Yield the flight records in a folder that match a pattern and can be read."""
     for path in folder.glob(pattern):
         with suppress(UsageError):  # damaged, or removed since it was listed

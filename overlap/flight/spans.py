@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..timeline.columnar import KINDS, NO_GROUP, NONE, Int64s, SpanColumns, SpanGroup, Table
+from ..timeline.columnar import KINDS, NO_GROUP, NONE, IndexTable, Int64s, SpanColumns, SpanGroup
 from ..timeline.files.merge import merged
 from ..timeline.measure.meetings import PAIRED
 from ..timeline.spans import Timeline
@@ -29,20 +29,17 @@ def timeline_of_records(ranks: Sequence[RankTable], now_ns: int, world_size: int
         world_size: Ranks of the world, with a record here or not.
     """
     columns = SpanColumns.concatenate(_rank_spans(table, now_ns) for table in ranks)
-    absent = _absent_members(columns, {table.rank for table in ranks}, now_ns)
+    absent = _absent_member_spans(columns, {table.rank for table in ranks}, now_ns)
     return merged([Timeline.of_columns(SpanColumns.concatenate([columns, absent]), world_size=world_size)])
 
 
 def _rank_spans(table: RankTable, now_ns: int) -> SpanColumns:
-    """Return the operations of a rank as spans; operations that have not ended end now.
-
-    Computes without a recorded start are left out.
-    """
+    """Return a rank's operations as spans; open ones end now. Computes without a recorded start are left out."""
     # Sorted by the instant of issue, then by number: rows 1 and 0, as `lexsort` takes its last key first.
     issued, number, call, step, ended, started = table.operations[:, np.lexsort(table.operations[1::-1])]
     known, at = np.unique(np.abs(call), return_inverse=True)
     calls = [table.calls.get(each, FORGOTTEN) for each in known.tolist()]
-    texts, groups = Table[str]({"": 0}), Table[SpanGroup]({NO_GROUP: 0})
+    texts, groups = IndexTable[str]({"": 0}), IndexTable[SpanGroup]({NO_GROUP: 0})
 
     def by_call(numbers: Iterable[int]) -> Int64s:
         """Return a column for the operations from one number for each call."""
@@ -80,14 +77,8 @@ def _rank_spans(table: RankTable, now_ns: int) -> SpanColumns:
     return SpanColumns.from_named(columns, texts, groups).take(~is_compute | (started > 0))
 
 
-def _absent_members(columns: SpanColumns, recorded: Collection[int], now_ns: int) -> SpanColumns:
-    """Return a span without length at `now_ns` for each recorded member that has not arrived at an open operation.
-
-    Args:
-        columns: The spans of all ranks with a record; operations that end at `now_ns` are open.
-        recorded: The ranks with a record.
-        now_ns: The present, in nanoseconds since 1970.
-    """
+def _absent_member_spans(columns: SpanColumns, recorded: Collection[int], now_ns: int) -> SpanColumns:
+    """Return a span without length for each member with a record that has not arrived at an operation open now."""
     newest: dict[tuple[str, int], int] = {}  # number of the last operation, by group and rank
     absent: dict[tuple[str, int, int], int] = {}  # row of a member's span, by group, number, and absent rank
     operations = columns.take(columns.is_operation)

@@ -23,12 +23,12 @@ def share_own_cores(processes: int) -> list[frozenset[int]]:
     All shares are empty if the system cannot bind processes to cores.
     """
     try:
-        return share_cores(sort_by_package(os.sched_getaffinity(0)), processes)
+        return share_cores(sort_cores_by_package(os.sched_getaffinity(0)), processes)
     except (AttributeError, OSError):
         return [frozenset()] * processes
 
 
-def sort_by_package(cores: Iterable[int], folder: str = "/sys/devices/system/cpu") -> list[int]:
+def sort_cores_by_package(cores: Iterable[int], folder: str = "/sys/devices/system/cpu") -> list[int]:
     """Return logical cores sorted by package and physical core, so that those of one physical core are adjacent."""
     topologies = {core: Path(folder, f"cpu{core}/topology") for core in cores}
     return sorted(topologies, key=lambda core: ([_read_number(topologies[core] / level) for level in _LEVELS], core))

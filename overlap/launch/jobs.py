@@ -1,7 +1,7 @@
 """Decisions about the processes of one launch: when to report, and when to end all after a failure or a signal.
 
 A state machine without clock, processes or waiting. Each method of `Jobs` handles one event, and returns the actions
-that follow, in their order; `launcher` performs them. `Jobs.tick` must be called at `next_s`, which each event may
+that follow, in their order; `launcher` performs them. `Jobs.on_tick` must be called at `next_s`, which each event may
 change.
 """
 
@@ -168,7 +168,7 @@ class Jobs:
         jobs: The processes, by node.
         ended: The processes that have ended, in the order of their ends.
         survived: Ended processes without which the others continue.
-        asked: The first signal that the launcher got; None: it got none.
+        first_signal: The first signal that the launcher got; None: it got none.
 
     Args:
         spec: Description of the launch.
@@ -180,7 +180,7 @@ class Jobs:
         self.jobs: dict[int, Job] = {}
         self.ended: list[Job] = []
         self.survived: list[Job] = []
-        self.asked: signal.Signals | None = None
+        self.first_signal: signal.Signals | None = None
         self._spec, self._look = spec, look
         self._phase = JobPhase.RUNS
         self._phase_ends_s = self._patience_ends_s = inf
@@ -191,7 +191,7 @@ class Jobs:
 
     @property
     def next_s(self) -> float:
-        """Time at which `tick` must be called."""
+        """Time at which `on_tick` must be called."""
         return min(self._phase_ends_s, self._patience_ends_s, self._look_s)
 
     @property
@@ -201,12 +201,12 @@ class Jobs:
 
     # -- events --------------------------------------------------------------------------------------------------------
 
-    def add(self, node: int, pid: int) -> None:
+    def add_process(self, node: int, pid: int) -> None:
         """Add the process of a node, which was started."""
         each = self._spec.ranks_per_node
         self.jobs[node] = Job(node=node, pid=pid, ranks=range(node * each, (node + 1) * each))
 
-    def report(self, now_s: float, node: int, record: Record) -> list[Action]:
+    def on_record(self, now_s: float, node: int, record: Record) -> list[Action]:
         """Act on a record of a process.
 
         Args:
@@ -223,17 +223,17 @@ class Jobs:
             case MemberLost():
                 if job.status is None:
                     job.losses.add(record.member)
-                return self._end_stopped([record.member])
+                return self._kill_stopped_processes([record.member])
             case Entering():
                 job.entering = record
                 if each := record.ranks_each:
                     job.ranks = range(node * each, (node + 1) * each)
-                self._end_peace_early(now_s)
+                self._shorten_peace(now_s)
                 return [*self._report_joining(), *self._end_if_awaited_is_missing(now_s)]
         return []
 
-    def exit(self, now_s: float, node: int, returncode: int) -> list[Action]:
-        """Record that a process has ended; its last reports may follow, and `close` acts on its end.
+    def on_exit(self, now_s: float, node: int, returncode: int) -> list[Action]:
+        """Record that a process has ended; its last reports may follow, and `on_end` acts on its end.
 
         Args:
             now_s: The time.
@@ -242,11 +242,11 @@ class Jobs:
         """
         self.jobs[node].returncode = returncode
         self.ended.append(self.jobs[node])
-        self._end_peace_early(now_s)
+        self._shorten_peace(now_s)
         return []
 
-    def close(self, now_s: float, node: int, *, drained: bool, survived: bool) -> list[Action]:
-        """Act on the end of a process; called after `exit`, once its reports have been read as far as possible.
+    def on_end(self, now_s: float, node: int, *, drained: bool, survived: bool) -> list[Action]:
+        """Act on the end of a process; called after `on_exit`, once its reports have been read as far as possible.
 
         After a failure the job goes on if the others survive it, else it begins to end. Returns what the launcher has
         to do.
@@ -268,20 +268,20 @@ class Jobs:
                 actions += self._end_after_failure(now_s, job)
         return [*actions, *self._end_if_awaited_is_missing(now_s)]
 
-    def interrupt(self, now_s: float, number: signal.Signals) -> list[Action]:
+    def on_signal(self, now_s: float, number: signal.Signals) -> list[Action]:
         """Pass a signal of the launcher on to all processes; a repeated signal becomes SIGKILL.
 
         Args:
             now_s: The time.
             number: The signal.
         """
-        if self.asked is not None:
+        if self.first_signal is not None:
             return self._signal_actions(signal.SIGKILL, self.running)
-        self.asked = number
+        self.first_signal = number
         self._patience_ends_s = now_s + PATIENCE_S
         return self._request_end(now_s, number)
 
-    def tick(self, now_s: float) -> list[Action]:
+    def on_tick(self, now_s: float) -> list[Action]:
         """Return the actions that are due now, because a time limit is over or processes stand still."""
         actions: list[Action] = []
         if now_s >= self._look_s:
@@ -294,13 +294,13 @@ class Jobs:
                 actions.append(PrintLine(f"waiting {limit} for {names} to end; once more, and they are killed at once"))
         if self._phase is JobPhase.SEARCH and now_s >= self._phase_ends_s:
             self._phase, self._phase_ends_s = JobPhase.PEACE, now_s + PEACE_S
-            self._end_peace_early(now_s)
+            self._shorten_peace(now_s)
         if self._phase is JobPhase.PEACE and now_s >= self._phase_ends_s:
             # processes that wait for all to join have not noticed the failure, nor have stopped ones
             actions += self._request_end(now_s, signal.SIGTERM)
-            actions += self._end_stopped(self.jobs)
+            actions += self._kill_stopped_processes(self.jobs)
         elif self._phase is JobPhase.GRACE and now_s >= self._phase_ends_s:
-            actions += self._kill_late(now_s)
+            actions += self._kill_late_processes(now_s)
         return actions
 
     # -- parts of the events -------------------------------------------------------------------------------------------
@@ -308,8 +308,8 @@ class Jobs:
     def _report_joining(self) -> list[Action]:
         """Report that this host's first process waits for the others to join, and later that it has joined.
 
-        On the first host, node 0 prints that itself. On other hosts the launcher prints it in place of the process,
-        because the last lines of a process that ends without a status are shown as its error.
+        On the first host, node 0 prints that itself. On other hosts the launcher prints it, because the last lines of a
+        process that ends without a status are shown as its error.
         """
         spec = self._spec
         entering = self.jobs[spec.here[0]].entering
@@ -352,11 +352,8 @@ class Jobs:
             self._phase_ends_s = now_s
         return actions
 
-    def _end_peace_early(self, now_s: float) -> None:
-        """Let the next tick end the phase PEACE if all running processes wait for others to join.
-
-        Such processes would not notice the failure.
-        """
+    def _shorten_peace(self, now_s: float) -> None:
+        """Let the next tick end PEACE if all running processes wait to join, and would not notice the failure."""
         if self._phase is JobPhase.PEACE and all(job.awaited_world for job in self.running):
             self._phase_ends_s = now_s
 
@@ -389,15 +386,15 @@ class Jobs:
                 text = f"{job.name} {look.reason}, for {SUSPECT_S:g} s now; others wait for it to join"
                 actions.append(PrintLine(text))
             if job.looks * LOOK_S >= STOPPED_S and look.letter == "T":
-                actions += [PrintLine(f"{job.name} {_STAYED_STOPPED}"), *self._end_stopped([job.node])]
+                actions += [PrintLine(f"{job.name} {_STAYED_STOPPED}"), *self._kill_stopped_processes([job.node])]
         return actions
 
-    def _end_stopped(self, nodes: Collection[int]) -> list[Action]:
+    def _kill_stopped_processes(self, nodes: Collection[int]) -> list[Action]:
         """Kill those processes of some nodes that are stopped, because they would not act on SIGTERM."""
         stopped = [job for job in self.running if job.node in nodes and self._look(job.node).letter == "T"]
         return self._signal_actions(signal.SIGKILL, stopped)
 
-    def _kill_late(self, now_s: float) -> list[Action]:
+    def _kill_late_processes(self, now_s: float) -> list[Action]:
         """Kill processes that run after the grace period, extended by the time that they waited for a processor."""
         grace_s, over_s = self._spec.grace_s, now_s - self._grace_ends_s
         late = self.running

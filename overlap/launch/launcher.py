@@ -15,14 +15,14 @@ from typing import BinaryIO
 import trio
 
 from ..errors import UsageError
-from ..kernel_facts import queued_ns, state_letter, waits_in_kernel
+from ..kernel_facts import kernel_wait_function, process_state_letter, processor_wait_ns
 from ..processes.identity import LOST_AFTER_S
 from ..processes.members import PrintLine
 from ..processes.place import member_variables
 from ..processes.secret import write_to_nameless_file
-from ..processes.status import LONGEST_BYTES, Record, Status, read_record
-from ..signals import ASKING
-from ..survival.witness import has_survivor, newest_world
+from ..processes.status import LONGEST_BYTES, Record, Status, parse_record
+from ..signals import STATE_SIGNAL
+from ..survival.witness import has_alive_file, newest_decided_world
 from .binding import bound_to_cores, share_own_cores
 from .jobs import Action, Job, Jobs, KernelState, Kill, LaunchSpec
 from .lifeline import tie_to_pipe
@@ -39,7 +39,7 @@ _WITNESS_S = LOST_AFTER_S
 # Parts of names of kernel functions that wait only for memory, of a control group or of the system.
 _FOR_MEMORY = ("mem_cgroup", "reclaim")
 _RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # unit of `ru_maxrss`, see getrusage(2)
-_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, ASKING)
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, STATE_SIGNAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class LaunchOutcome:
     """Outcome of a launch."""
 
     endings: Sequence[Job]  # All processes, in the order in which they ended
-    asked: signal.Signals | None  # The first signal that the launcher got, if any
+    first_signal: signal.Signals | None  # The first signal that the launcher got, if any
 
 
 async def launch(spec: LaunchSpec) -> LaunchOutcome:
@@ -79,7 +79,7 @@ async def launch(spec: LaunchSpec) -> LaunchOutcome:
                 except OSError as error:  # too many files or processes, too little memory
                     reason = f"process {node} cannot be started: {error.strerror or error}"
                     raise UsageError(f"{reason}; start fewer, or allow more (ulimit -u, -n)") from error
-                launcher.jobs.add(node, launcher.children[node].pid)
+                launcher.jobs.add_process(node, launcher.children[node].pid)
             await launcher.run(signals)
         finally:
             for child in launcher.children.values():
@@ -93,7 +93,7 @@ async def launch(spec: LaunchSpec) -> LaunchOutcome:
     ended = [job for job in jobs.ended if job not in jobs.survived] or jobs.ended
     for job in ended:
         launcher.children[job.node].record_end(job)
-    return LaunchOutcome(endings=ended, asked=jobs.asked)
+    return LaunchOutcome(endings=ended, first_signal=jobs.first_signal)
 
 
 class _Launcher:
@@ -110,13 +110,13 @@ class _Launcher:
         """Wait until all processes have ended."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._handle_signals, signals)
-            nursery.start_soon(self._tick)
+            nursery.start_soon(self._perform_due_actions)
             async with trio.open_nursery() as lives:
                 for child in self.children.values():
                     lives.start_soon(self._watch_child, child)
             nursery.cancel_scope.cancel()
 
-    def _perform(self, actions: Iterable[Action]) -> None:
+    def _perform_actions(self, actions: Iterable[Action]) -> None:
         """Perform actions, and set the time of the next tick."""
         for action in actions:
             match action:
@@ -126,21 +126,21 @@ class _Launcher:
                     self._spec.report(line)
         self._pause.deadline = self.jobs.next_s
 
-    async def _tick(self) -> None:
-        """Call `Jobs.tick` whenever it is due, until cancelled."""
+    async def _perform_due_actions(self) -> None:
+        """Call `Jobs.on_tick` whenever it is due, until cancelled."""
         while True:
             with trio.CancelScope(deadline=self.jobs.next_s) as self._pause:
                 await trio.sleep_forever()
-            self._perform(self.jobs.tick(trio.current_time()))
+            self._perform_actions(self.jobs.on_tick(trio.current_time()))
 
     async def _handle_signals(self, signals: AsyncIterator[int]) -> None:
         """Pass on the signals that the launcher gets, until cancelled."""
         async for number in signals:
-            if number == ASKING:
+            if number == STATE_SIGNAL:
                 for job in self.jobs.running:
                     self.children[job.node].ask_for_report()
             else:
-                self._perform(self.jobs.interrupt(trio.current_time(), signal.Signals(number)))
+                self._perform_actions(self.jobs.on_signal(trio.current_time(), signal.Signals(number)))
 
     async def _watch_child(self, child: NodeChild) -> None:
         """Copy the output of one process, handle its records, and act on its end."""
@@ -149,31 +149,28 @@ class _Launcher:
                 nursery.start_soon(relay.run)
             nursery.start_soon(self._read_records, child)
             returncode = await child.wait_and_reap()
-            self._perform(self.jobs.exit(trio.current_time(), child.node, returncode))
+            self._perform_actions(self.jobs.on_exit(trio.current_time(), child.node, returncode))
             with trio.move_on_after(DRAIN_S):  # a child of it may hold the pipe open
                 await child.drained.wait()
             # now stop reading records; of the output, only the rest in the pipes is copied
             child.listening.cancel()
             for relay in child.relays:
-                relay.limit_rest()
+                relay.limit_remaining_output()
             survived = bool(self.jobs.running) and await self._others_continue_without(self.jobs.jobs[child.node])
             drained = child.drained.is_set()
-            self._perform(self.jobs.close(trio.current_time(), child.node, drained=drained, survived=survived))
+            self._perform_actions(self.jobs.on_end(trio.current_time(), child.node, drained=drained, survived=survived))
 
     async def _read_records(self, child: NodeChild) -> None:
         """Handle the records of a process until its pipe is closed; if it has a log, write its status into the log."""
         with child.listening:
             async for line in _read_lines(child.reports, LONGEST_BYTES):
-                if (record := read_record(line)) is not None:
+                if (record := parse_record(line)) is not None:
                     child.log_status(record)
-                    self._perform(self.jobs.report(trio.current_time(), child.node, record))
+                    self._perform_actions(self.jobs.on_record(trio.current_time(), child.node, record))
             child.drained.set()
 
     async def _others_continue_without(self, job: Job) -> bool:
-        """Return whether the other processes continue after the end of one, by the folder of the witness.
-
-        False if there is no witness, or its file system does not answer.
-        """
+        """Return whether the others continue without an ended process; False if no witness answers."""
         if self._spec.witness is not None:
             with trio.move_on_after(_WITNESS_S):  # a folder that cannot be reached may block a call for ever
                 return await trio.to_thread.run_sync(self._ask_witness, self._spec.witness, job, abandon_on_cancel=True)
@@ -183,8 +180,8 @@ class _Launcher:
         """Return whether the others continue without an ended process, by the files of the witness. May block."""
         if job.status is None:
             # it ended without a status: the others continue if the run survives losses
-            return job.entering is not None and has_survivor(Path(witness), job.node)
-        world = newest_world(Path(witness), self._spec.attempt)
+            return job.entering is not None and has_alive_file(Path(witness), job.node)
+        world = newest_decided_world(Path(witness), self._spec.attempt)
         # it failed: the others continue if they have already agreed on a world without it
         return world is not None and job.node not in world.members
 
@@ -225,7 +222,7 @@ class NodeChild:
                 node=node, nodes=spec.nodes, ranks_per_node=spec.ranks_per_node or 1, endpoint=spec.endpoint,
                 job=spec.job, descriptors=descriptors,
             )  # fmt: skip
-            with _blocking_signal(ASKING):
+            with _blocking_signal(STATE_SIGNAL):
                 self._process = subprocess.Popen(
                     spec.command,
                     env={**spec.environ, **variables, "PYTHONUNBUFFERED": "1"},
@@ -283,7 +280,7 @@ class NodeChild:
         """Send the signal that requests a report to the process alone, because it could end child processes."""
         if self._returncode is None:
             with suppress(ProcessLookupError):
-                os.kill(self.pid, ASKING)
+                os.kill(self.pid, STATE_SIGNAL)
 
     def close(self) -> None:
         """Close this side's ends of the pipes, with the lifeline."""
@@ -297,10 +294,10 @@ class NodeChild:
 
 def read_child_state(pid: int) -> KernelState:
     """Return the state of a process from the kernel. The process must not have been reaped."""
-    letter, queued_s = state_letter(pid), queued_ns(pid) / 1e9
+    letter, queued_s = process_state_letter(pid), processor_wait_ns(pid) / 1e9
     if letter not in _STANDSTILL:
         return KernelState(queued_s=queued_s)
-    function = waits_in_kernel(pid) if letter == "D" else ""
+    function = kernel_wait_function(pid) if letter == "D" else ""
     reason = "waits for memory" if any(part in function for part in _FOR_MEMORY) else _STANDSTILL[letter]
     return KernelState(letter=letter, reason=f"{reason} (in {function})" if function else reason, queued_s=queued_s)
 

@@ -48,12 +48,12 @@ def tie_to_pipe(descriptor: int, group: int) -> bool:
 
 def _kill_when_cut(descriptor: int) -> None:
     """Wait until the other end of the pipe is closed, and kill this process group."""
-    while not _is_cut(descriptor, timeout_ms=None):
+    while not _is_pipe_closed(descriptor, timeout_ms=None):
         pass
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def _is_cut(descriptor: int, *, timeout_ms: int | None = 0) -> bool:
+def _is_pipe_closed(descriptor: int, *, timeout_ms: int | None = 0) -> bool:
     """Wait up to `timeout_ms` for the other end of the pipe to be closed; return whether it is. None: no limit."""
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
@@ -83,7 +83,7 @@ def join_launcher(environ: MutableMapping[str, str] = os.environ) -> bool:
             thread = threading.Thread(target=_kill_when_cut, args=(lifeline,), name="overlap lifeline", daemon=True)
             start_thread(thread)
         # the launcher ended before the pipe was tied
-        if _is_cut(lifeline):
+        if _is_pipe_closed(lifeline):
             os.killpg(os.getpgrp(), signal.SIGKILL)
     except (ValueError, OSError) as error:
         raise UsageError(

@@ -51,7 +51,7 @@ class OutputError(OverlapError):
         super().__init__(f"cannot write {where}: {self.reason}")
 
 
-def discard(stream: TextIO) -> None:
+def discard_stream(stream: TextIO) -> None:
     """Redirect a stream to /dev/null, so that the interpreter can flush it at exit without an error."""
     try:
         descriptor = stream.fileno()
@@ -136,17 +136,17 @@ class Relay:
         self._source, self._target, self._screen, self._prefix, self._log = source, target, screen, prefix, log
         self._lines = LineBuffer()
         self._waiting = trio.CancelScope()  # around the present wait for output
-        self._deadline_s = self._left_bytes = math.inf  # limits of further output, see `limit_rest`
+        self._deadline_s = self._left_bytes = math.inf  # limits of further output, see `limit_remaining_output`
         os.set_blocking(source, False)
 
     async def run(self) -> None:
         """Copy the output until the stream ends. The owner of the stream closes it."""
-        while data := await self._read():
+        while data := await self._read_output():
             await self._write_lines(self._lines.feed(data, now_s=trio.current_time()))
         # a line without its end
         await self._write_lines(self._lines.end())
 
-    def limit_rest(self) -> None:
+    def limit_remaining_output(self) -> None:
         """Let `run` end after `DRAIN_S` or `DRAIN_BYTES` more at the latest, because the process has ended."""
         self._deadline_s, self._left_bytes = trio.current_time() + DRAIN_S, DRAIN_BYTES
         self._waiting.deadline = self._deadline_s
@@ -162,8 +162,8 @@ class Relay:
                 self.tail.extend(lines)
                 write_log(self._log, lines)
 
-    async def _read(self) -> bytes:
-        """Return the next bytes of the stream; b"" at its end, or after the limits that `limit_rest` has set."""
+    async def _read_output(self) -> bytes:
+        """Return the next bytes of the stream; b"" at its end, or after the limits of `limit_remaining_output`."""
         while self._left_bytes > 0:
             try:
                 data = os.read(self._source, READ_BYTES)
@@ -229,7 +229,7 @@ class LineBuffer:
             if found[0] == b"\r" and found.end() == len(self._rest):
                 break  # a newline may follow in the next bytes
             line = self._rest[begin : found.start()]
-            if found[0] != b"\r" or self._shows_state(line, now_s):
+            if found[0] != b"\r" or self._is_state_shown(line, now_s):
                 lines.append(line + b"\n")
                 self._overwritten = b""
             begin = found.end()
@@ -245,11 +245,8 @@ class LineBuffer:
         self._rest = self._overwritten = b""
         return [left + b"\n"] if left else []
 
-    def _shows_state(self, line: bytes, now_s: float) -> bool:
-        """Whether a state of a line that a carriage return ends becomes a line, as one in `PROGRESS_PAUSE_S` does.
-
-        A state that does not is stored in `_overwritten`.
-        """
+    def _is_state_shown(self, line: bytes, now_s: float) -> bool:
+        """Whether a state becomes a line, as one in `PROGRESS_PAUSE_S` does; others go to `_overwritten`."""
         if not line:
             return False
         if now_s - self._shown_s < PROGRESS_PAUSE_S:

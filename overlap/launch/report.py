@@ -22,10 +22,10 @@ import trio
 import transports
 from transports import TransportError
 
-from ..errors import OverlapError, RankFailedError, RemoteError, UsageError, first_of_group, shorten_line
+from ..errors import OverlapError, RankFailedError, RemoteError, UsageError, first_error_of_group, shorten_line
 from ..notice import NO_MEMORY, notify, write_stderr
-from .output import OutputError, discard
-from .verdict import CARD_COLUMNS
+from .output import OutputError, discard_stream
+from .verdict import REPORT_COLUMNS
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -62,10 +62,10 @@ def report_error(error: BaseException, *, command: bool = True) -> int:
     error = unwrap_groups(error)
     cause = error.cause if isinstance(error, RankFailedError) else error
     if isinstance(cause, BrokenPipeError) and _nobody_reads_stdout():
-        discard(sys.stdout)
+        discard_stream(sys.stdout)
         return EXIT_PIPE
-    if isinstance(cause, OSError) and cause.errno in _FULL and (refusal := _refusal_of_stdout()) is not None:
-        discard(sys.stdout)
+    if isinstance(cause, OSError) and cause.errno in _FULL and (refusal := _find_stdout_error()) is not None:
+        discard_stream(sys.stdout)
         return _print_report(str(OutputError("the output", refusal)), EXIT_FAILED)
     if isinstance(error, KeyboardInterrupt):
         return _print_report("\n".join(["interrupted", *getattr(error, "__notes__", ())]), EXIT_INTERRUPTED)
@@ -77,18 +77,18 @@ def report_error(error: BaseException, *, command: bool = True) -> int:
     if isinstance(error, (OverlapError, TransportError)) and not isinstance(error, RankFailedError):
         return _print_report(str(error), EXIT_FAILED)  # its message is complete
     if isinstance(error, SystemExit):
-        return _exit_code(error)
+        return _code_of_exit(error)
     if isinstance(error, MemoryError) and _needs_no_traceback(error):
         return _print_report(NO_MEMORY, EXIT_FAILED)
     if not _needs_no_traceback(cause):
         lines = "".join(_format_user_frames(cause)).split("\n")
-        write_stderr("\n".join(shorten_line(line, CARD_COLUMNS) for line in lines))
+        write_stderr("\n".join(shorten_line(line, REPORT_COLUMNS) for line in lines))
         if not isinstance(error, RankFailedError):
             return EXIT_FAILED
     elif not isinstance(error, RankFailedError):  # the system has refused something to this package
         return _print_report(f"{type(error).__name__}: {error}", EXIT_FAILED)
     # A rank that exits with 0 has failed too: it has left the others.
-    code = _exit_code(cause) if isinstance(cause, SystemExit) and cause.code else EXIT_FAILED
+    code = _code_of_exit(cause) if isinstance(cause, SystemExit) and cause.code else EXIT_FAILED
     return _print_report("\n  ".join([str(error), *getattr(error, "__notes__", ())]), code)
 
 
@@ -117,8 +117,8 @@ def unwrap_groups(error: BaseException) -> BaseException:
     if isinstance(error, BaseExceptionGroup):
         for wanted in (KeyboardInterrupt, SystemExit):
             if (found := error.subgroup(wanted)) is not None:
-                return first_of_group(found)
-        first = first_of_group(error)
+                return first_error_of_group(found)
+        first = first_error_of_group(error)
         # `split` returns what the condition holds for, and the rest, which is None if that is all
         alone = error.split(lambda each: each is first)[1] is None
         unwritten = error.split((BrokenPipeError, OutputError))[1] is None  # several nodes write
@@ -126,11 +126,8 @@ def unwrap_groups(error: BaseException) -> BaseException:
     return error
 
 
-def _exit_code(end: SystemExit) -> int:
-    """Return the exit code of a `SystemExit` as the interpreter does: None is 0; of a number, the last 8 bits.
-
-    For any other value, it is printed, and the code is 1.
-    """
+def _code_of_exit(end: SystemExit) -> int:
+    """Return the exit code as the interpreter does: a value that is no number is printed, and the code is 1."""
     if end.code is None or isinstance(end.code, int):
         return (end.code or 0) & 0xFF
     write_stderr(f"{end.code}\n")
@@ -138,12 +135,7 @@ def _exit_code(end: SystemExit) -> int:
 
 
 def _location_prefix(error: BaseException, command: bool) -> str:
-    """Return "file:line: " of the program's innermost frame in a traceback, or "" if there is none.
-
-    Args:
-        error: The error.
-        command: See `report_error`.
-    """
+    """Return "file:line: " of the program's innermost frame, or "" without one; for `command` see `report_error`."""
     frames: list[FrameSummary] = list(extract_tb(error.__traceback__))
     if command:  # frames before the first one of runpy belong to the `overlap` command itself
         frames = list(dropwhile(lambda frame: "runpy" not in frame.filename, frames))
@@ -157,10 +149,7 @@ def _location_prefix(error: BaseException, command: bool) -> str:
 
 
 def _format_user_frames(error: BaseException) -> Iterator[str]:
-    """Yield the lines of a traceback with only the frames of the user's program; if it has none, with all frames.
-
-    The same holds for each of its causes and contexts.
-    """
+    """Yield a traceback, and its causes and contexts, each reduced to frames of the user's program if it has any."""
     traceback = TracebackException.from_exception(error)
     for part in _linked_tracebacks(traceback):
         users = [frame for frame in part.stack if _is_user_frame(frame)]
@@ -193,7 +182,7 @@ def _nobody_reads_stdout() -> bool:
     return any(event & select.POLLERR for _, event in watched.poll(0))
 
 
-def _refusal_of_stdout() -> OSError | None:
+def _find_stdout_error() -> OSError | None:
     """Try to write to stdout, and return the error; None if it works, so that another file of the program is full."""
     try:
         print(flush=True)  # a newline, because a longer text would not have stayed in the buffer

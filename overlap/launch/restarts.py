@@ -20,11 +20,11 @@ from ..errors import UsageError
 from ..flight.ends import last_signs_of_process
 from ..flight.folder import ENDING, default_folder
 from ..flight.reading import read_flight
-from ..kernel_facts import oom_kills
+from ..kernel_facts import count_oom_kills
 from ..state.saves import newest_step
 from .jobs import LaunchSpec
 from .launcher import LaunchOutcome, launch
-from .verdict import card, find_culprit, headline
+from .verdict import culprit_report, find_culprit, find_headline
 
 FUTILE = 3  # number of attempts in a row without progress after which there is no other
 BAD_USAGE = 2  # exit code of an error of usage, which would come again
@@ -35,18 +35,18 @@ _USAGE = f": {UsageError.__name__}: "
 """Part of the line about an error of usage that a rank has raised."""
 
 
-class Advance:
+class AttemptProgress:
     """Progress of a job from attempt to attempt, and its consequences for the next one.
 
     Attributes:
-        futile: Number of attempts in a row without progress.
+        futile_attempts: Number of attempts in a row without progress.
 
     Args:
         folder: Folder of states and checkpoints; None: the settings name none, and flight records show the progress.
     """
 
     def __init__(self, folder: str | None) -> None:
-        self.futile: int = 0
+        self.futile_attempts: int = 0
         self._folder = folder
         self._best = newest_step(folder)
         # newest saved step by flight records: the program may save in a folder that the settings do not name
@@ -65,19 +65,19 @@ class Advance:
         # without a folder, the steps that ranks have begun show the progress
         step = reached if self._folder is None else latest
         better = step is not None and (self._best is None or step > self._best)
-        self._best, self.futile = (step, 0) if better else (self._best, self.futile + 1)
+        self._best, self.futile_attempts = (step, 0) if better else (self._best, self.futile_attempts + 1)
         self._kept = max((each for each in (self._kept, kept) if each is not None), default=None)
         return self._kept if latest is None else latest
 
     @property
     def hopeless(self) -> bool:
         """Whether too many attempts in a row have ended without progress."""
-        return self.futile >= FUTILE
+        return self.futile_attempts >= FUTILE
 
     @property
     def pause_s(self) -> float:
         """Seconds to wait before the next attempt."""
-        return min(FIRST_PAUSE_S * 2 ** (self.futile - 1), LONGEST_PAUSE_S) if self.futile else 0.0
+        return min(FIRST_PAUSE_S * 2 ** (self.futile_attempts - 1), LONGEST_PAUSE_S) if self.futile_attempts else 0.0
 
     def describe_giving_up(self, attempt: int) -> str:
         """Return the line for the user on why no attempt follows.
@@ -86,7 +86,7 @@ class Advance:
             attempt: Number of restarts so far.
         """
         if self.hopeless:
-            return f"gives up: {self.futile} attempts in a row ended without progress"
+            return f"gives up: {self.futile_attempts} attempts in a row ended without progress"
         times = "once" if attempt == 1 else f"{attempt} times"
         return f"gives up: it has been started again {times}, and --max-restarts allows no more"
 
@@ -114,11 +114,11 @@ def recorded_steps(records: Iterable[Path]) -> tuple[int | None, int | None]:
     for file in records:
         with suppress(UsageError):  # it cannot be read
             for rank in read_flight(file).ranks:
-                reached, kept = max(reached, rank.last_step), max(kept, rank.kept)
+                reached, kept = max(reached, rank.last_step), max(kept, rank.saved_step)
     return None if reached < 0 else reached, None if kept < 0 else kept
 
 
-def launch_again(spec: LaunchSpec, config: RunConfig, shown_folder: str | None) -> LaunchOutcome:
+def launch_with_restarts(spec: LaunchSpec, config: RunConfig, shown_folder: str | None) -> LaunchOutcome:
     """Launch a world again until an attempt succeeds, or another one is useless; return the last attempt's outcome.
 
     Args:
@@ -126,17 +126,17 @@ def launch_again(spec: LaunchSpec, config: RunConfig, shown_folder: str | None) 
         config: Settings, with the number of restarts, and the folders of states and flight records.
         shown_folder: Folder of states as the user wrote it, for messages.
     """
-    advance, records = Advance(config.state_dir), Path(config.flight_dir or default_folder())
+    advance, records = AttemptProgress(config.state_dir), Path(config.flight_dir or default_folder())
     most_restarts = config.max_restarts or 0
     for attempt in range(most_restarts + 1):
-        killed = oom_kills()
+        killed = count_oom_kills()
         environ = {**spec.environ, "OVERLAP_RESTART": str(attempt)}
         outcome = trio.run(launch, replace(spec, environ=environ, attempt=attempt))
         guilty = find_culprit(outcome.endings)
         # No restart after a good end, an interrupt, or a mistake in the command.
-        if guilty is None or outcome.asked is not None or guilty.returncode == BAD_USAGE:
+        if guilty is None or outcome.first_signal is not None or guilty.returncode == BAD_USAGE:
             break
-        why = headline(card(guilty, oom_kills=oom_kills() - killed)).removeprefix(_OURS)
+        why = find_headline(culprit_report(guilty, oom_kills=count_oom_kills() - killed)).removeprefix(_OURS)
         if _USAGE in why:
             spec.report("gives up: an error of usage would come again")
             break

@@ -18,8 +18,8 @@ from ..waits import signs
 from ..waits.signs import Evidence, Sign
 from .jobs import Job
 
-CARD_LINES = 25  # longest report of a failure on the terminal
-CARD_COLUMNS = 2000  # characters of each line, at most: some errors have whole arrays in one line
+REPORT_LINES = 25  # longest report of a failure on the terminal
+REPORT_COLUMNS = 2000  # characters of each line, at most: some errors have whole arrays in one line
 
 INTERRUPTED = "overlap: interrupted"  # the line of a process that SIGINT has ended
 _INTERRUPTED_END = "was interrupted by a SIGINT that its launcher had not sent"
@@ -64,7 +64,7 @@ def _evidence_on(ending: Job) -> Evidence:
     return Evidence.EXIT if status is None or (status.cause and not status.text) else status.evidence
 
 
-def exit_code(ending: Job) -> int:
+def launch_exit_code(ending: Job) -> int:
     """Return the exit code of the launch for its culprit.
 
     That is the code of the culprit, or 128 plus the number of the signal that ended it, as in a shell. If a signal came
@@ -81,10 +81,10 @@ def exit_code(ending: Job) -> int:
     return returncode if returncode >= 0 else 128 - returncode
 
 
-def card(ending: Job, *, oom_kills: int = 0, signs: Sequence[str] = (), host: str = "") -> list[str]:
+def culprit_report(ending: Job, *, oom_kills: int = 0, signs: Sequence[str] = (), host: str = "") -> list[str]:
     """Return the lines of the report on the culprit: its error, how it ended, and its last signs of life.
 
-    They are `CARD_LINES` at most, and one more. The line on the end is left out if the error itself names the culprit.
+    They are `REPORT_LINES` at most, and one more. The line on the end is left out if the error names the culprit.
 
     Args:
         ending: The culprit.
@@ -96,20 +96,20 @@ def card(ending: Job, *, oom_kills: int = 0, signs: Sequence[str] = (), host: st
     lines = status.text.splitlines() if status else list(ending.tail)
     # whether the process has named its error, by a status or by lines before an exit
     spoke = status is not None or (ending.returncode or 0) > 0
-    own_line = headline(lines) if spoke and ending.accuser is None else ""
+    own_line = find_headline(lines) if spoke and ending.accuser is None else ""
     interrupted = own_line == INTERRUPTED
     if own_line.startswith(_OURS) and not ending.log and not interrupted:  # it names the culprit
-        return _cut_middle(lines, CARD_LINES)
+        return _cut_middle(lines, REPORT_LINES)
     how = _INTERRUPTED_END if interrupted else _describe_end(ending, oom_kills)
     last = f"{_OURS}{ending.name}{f' on {host}' if host else ''} {how}"
     last += f"; all it printed is in {ending.log}" if ending.log else ""
     if interrupted:
         index = lines.index(INTERRUPTED)
-        return _cut_middle([*lines[:index], last, *lines[index + 1 :]], CARD_LINES)
-    return [*_cut_middle(lines, CARD_LINES - 1 - len(signs)), last, *(f"  {line}" for line in signs)]
+        return _cut_middle([*lines[:index], last, *lines[index + 1 :]], REPORT_LINES)
+    return [*_cut_middle(lines, REPORT_LINES - 1 - len(signs)), last, *(f"  {line}" for line in signs)]
 
 
-def headline(lines: Sequence[str]) -> str:
+def find_headline(lines: Sequence[str]) -> str:
     """Return the last line that is not indented, which names the error; "" if there is none."""
     return next((line for line in reversed(lines) if not line.startswith("  ")), "")
 
@@ -141,9 +141,7 @@ def _describe_end(ending: Job, oom_kills: int) -> str:
 def _describe_kill(oom_kills: int, peak_bytes: int) -> str:
     """Return the probable reason of a SIGKILL that the launcher had not sent, as the end of a sentence.
 
-    Args:
-        oom_kills: Number of processes that the kernel has killed for lack of memory while the job ran.
-        peak_bytes: The most memory that the process had at once; 0: unknown.
+    `oom_kills` counts all kills for lack of memory while the job ran; `peak_bytes` is 0 if unknown.
     """
     used = f", it had {format_bytes(peak_bytes)} at most" if peak_bytes else ""
     if oom_kills:
@@ -152,12 +150,9 @@ def _describe_kill(oom_kills: int, peak_bytes: int) -> str:
 
 
 def _cut_middle(lines: list[str], most_lines: int) -> list[str]:
-    """Return lines without those in the middle if there are more than `most_lines`, each line shortened.
-
-    The first lines have the error and its place, the last ones name the culprit.
-    """
+    """Return at most `most_lines` lines, shortened: the first have the error, the last the culprit."""
     left_out = len(lines) - most_lines + 1
     if left_out > 1:
         head = most_lines // 2
         lines = [*lines[:head], f"  ... {left_out} lines left out ...", *lines[head + left_out :]]
-    return [shorten_line(line, CARD_COLUMNS) for line in lines]
+    return [shorten_line(line, REPORT_COLUMNS) for line in lines]

@@ -44,8 +44,8 @@ class Weights(dict[str | int, object]):
         return arrays
 
 
-def awaitable(value: object) -> Any:
+def make_awaitable(value: object) -> Any:
     """Return a weight such that it can be awaited: an array as a `Weight`, a dict as `Weights`, others unchanged."""
     if isinstance(value, dict):
-        return Weights({key: awaitable(leaf) for key, leaf in value.items()})
+        return Weights({key: make_awaitable(leaf) for key, leaf in value.items()})
     return value.view(Weight) if type(value) is np.ndarray else value

@@ -14,8 +14,8 @@ from ..runtime.rank import Rank
 from .buckets.agreement import compare_replicas
 from .buckets.averaged import AveragedBucket
 from .buckets.bucketed import Bucketed
-from .buckets.plan import BucketPlan, Hook, plan_by_size
-from .checkpoints.pieces import Shard, Tensors, share_pieces
+from .buckets.plan import BucketPlan, Hook, plan_buckets_by_size
+from .checkpoints.pieces import Shard, Tensors, pieces_of_rank
 from .memory_work import do_nothing
 from .optimizers import Optimizer, check_optimizer
 from .parameters import ModelMemory, Parameters, measure_memory
@@ -127,7 +127,7 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
         self._stream = rank.stream(f"gradients of {self.group.name}", window=in_flight)
         # Futures of the numbers that the gradients of the step that was sent last are multiplied with.
         self._factors: tuple[Future[object], ...] = ()
-        self._all_hidden = False  # whether at most one mean was still under way when the last backward ended
+        self._means_are_hidden = False  # whether at most one mean was still under way when the last backward ended
         self._issued: deque[Future[dict[str, Array]]] = deque()  # updates that are not known to be done
         self._newest: dict[str, Future[dict[str, Array]]] = {}  # by parameter: its newest update that was issued
         # If not `fresh`, a process was lost under `--survive`, and the parameters are those of the earlier model, which
@@ -141,7 +141,7 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
 
     def _plan_buckets(self) -> None:
         """Make the buckets, for gradients that come in the order of `_backward`."""
-        plans = plan_by_size(self._leaves, self._backward, self._bucket_bytes)
+        plans = plan_buckets_by_size(self._leaves, self._backward, self._bucket_bytes)
         # A bucket with a weight that forward needs early is urgent: its priority is the lowest index of its weights.
         depths = {name: depth for depth, name in enumerate(self._leaves)}
         priorities = [min(depths[name] for name in plan.names) for plan in plans]
@@ -178,8 +178,8 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
 
         If the update of its bucket is due, it is issued first.
         """
-        bucket = self._home[name]
-        if bucket.update_due:
+        bucket = self._bucket_by_name[name]
+        if bucket.is_update_due:
             self._issue_update(bucket)
         newest = self._newest.get(name)
         if newest is None or (newest.done and not newest.failed):
@@ -195,32 +195,31 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
         Raises:
             UsageError: There is no such parameter.
         """
-        if name not in self._home:
-            raise UsageError(f"name: {name!r} is no parameter; known are {', '.join(self._home)}")
-        return self._home[name].views[name]
+        if name not in self._bucket_by_name:
+            raise UsageError(f"name: {name!r} is no parameter; known are {', '.join(self._bucket_by_name)}")
+        return self._bucket_by_name[name].views[name]
 
     def _prepare_bucket(self, bucket: AveragedBucket) -> None:
         """Issue the update of a bucket if it is due: it must read the buffer before the next gradients are packed."""
-        if bucket.update_due:
+        if bucket.is_update_due:
             self._issue_update(bucket)
 
     def _send_bucket(self, bucket: AveragedBucket) -> None:
-        """Issue the mean of a bucket for the present step."""
         bucket.send(self.steps + 1)
 
     def _end_step(self, factors: tuple[Future[object], ...]) -> Sequence[Future[object]]:
         """Return futures of the means; updates are issued here, or with the next uses of the weights."""
-        reduced = [each for bucket in self._buckets for each in bucket.arrived]
+        reduced = [each for bucket in self._buckets for each in bucket.mean_futures]
         if self._surviving is not None:
-            factors = (*factors, self._surviving.agree(self._buckets, factors, self.steps))
+            factors = (*factors, self._surviving.issue_agreement(self._buckets, factors, self.steps))
         self._factors = factors
         for bucket in self._buckets:
-            bucket.sent = False
+            bucket.is_sent = False
         # A compute, because it must look when backward has ended on the compute stream.
-        self._work.compute(partial(self._record_arrivals, reduced), name="look")
+        self._work.compute(partial(self._record_hidden_means, reduced), name="look")
         compares = self._compare_every is not None and self.steps % self._compare_every == 0
         # All updates now, before the next forward; otherwise each is issued with the next use of a weight.
-        if self._all_hidden or compares:
+        if self._means_are_hidden or compares:
             self._issue_due_updates()
         if compares:
             compare_replicas(self._work, self.group, self._parameters.views, self.steps)
@@ -239,7 +238,7 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
 
     def pieces_to_save(self) -> list[Shard]:
         """Return the pieces that this rank saves in a checkpoint: 1 / ranks of all weights and state."""
-        return share_pieces(self._parameters.pieces(), self.group.rank, self.group.size)
+        return pieces_of_rank(self._parameters.pieces(), self.group.rank, self.group.size)
 
     def pieces_to_read(self) -> list[Shard]:
         """Return the pieces that this rank reads from a checkpoint: all weights and state."""
@@ -260,25 +259,22 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
 
     def _issue_update(self, bucket: AveragedBucket) -> None:
         """Issue the update of a bucket, and make it the newest of the bucket's weights."""
-        newest = bucket.update(*self._factors)
+        newest = bucket.issue_update(*self._factors)
         issued = self._issued
         while issued and issued[0].done and not issued[0].failed:
             issued.popleft()
         issued.append(newest)
         self._newest.update(dict.fromkeys(bucket.plan.names, newest))
 
-    def _record_arrivals(self, reduced: list[Future[Array]]) -> None:
-        """Record, when backward has ended, whether at most one mean is still under way (`_all_hidden`).
+    def _record_hidden_means(self, reduced: list[Future[Array]]) -> None:
+        """Record, when backward has ended, whether at most one mean is still under way (`_means_are_hidden`).
 
         If so, the next step issues all updates at its end: they run while the last bucket travels. If not, each update
         is issued right before its weight is used, so that forward does not wait for weights that it needs later.
-
-        Args:
-            reduced: Futures of the means of this step.
         """
-        self._all_hidden = sum(not future.done for future in reduced) <= 1
+        self._means_are_hidden = sum(not future.done for future in reduced) <= 1
 
-    def _reorder(self, order: Sequence[str]) -> None:
+    def _reorder_buckets(self, order: Sequence[str]) -> None:
         """Make the buckets again for another order of gradients; updates that are due are issued first."""
         if order != self._backward:
             self._issue_due_updates()

@@ -26,7 +26,7 @@ from ..runtime.rank import Rank
 from .memory_work import MemoryWork, users_frame
 from .returned import check_pair
 from .settings import check_count
-from .tree import RunningSum, has_no_data, paths_by_name, pick, rebuild
+from .tree import RunningSum, has_no_data, item_at_path, paths_by_name, rebuild
 
 if TYPE_CHECKING:
     from .tree import Array
@@ -109,37 +109,37 @@ class Local:
 
     def forward(self, w: object, x: object) -> Pair:
         """Issue the forward function; the futures fail if it does not return two values. See `Layer.forward`."""
-        return self._issue_pair("forward", w, x)
+        return self._issue_checked_pair("forward", w, x)
 
     def backward(self, w: object, kept: object, dy: object) -> Pair:
         """Issue the backward function, or, if there is none, its two halves. See `Layer.backward`."""
         if self._functions["backward"] is None:
             dx, kept = self.backward_input(w, kept, dy)
             return dx, self.backward_weights(w, kept)
-        return self._issue_pair("backward", w, kept, dy)
+        return self._issue_checked_pair("backward", w, kept, dy)
 
     def backward_input(self, w: object, kept: object, dy: object) -> Pair:
         """Issue the first half of backward: the gradient of the input, and the values for `backward_weights`.
 
         Arguments: see `Layer.backward`.
         """
-        return self._issue_pair("backward_input", w, kept, dy)
+        return self._issue_checked_pair("backward_input", w, kept, dy)
 
     def backward_weights(self, w: object, kept: object) -> Future[object]:
         """Issue the second half of backward: the gradients of the weights. `kept` comes from `backward_input`."""
-        return self._issue("backward_weights", w, kept)
+        return self._issue_function("backward_weights", w, kept)
 
-    def _issue_pair(self, name: str, *args: object) -> Pair:
+    def _issue_checked_pair(self, name: str, *args: object) -> Pair:
         """Issue a function of the layer; return a future of each of its two results.
 
         The futures fail with a `UsageError` if the function does not return two values.
         """
         function = cast("Callable[..., object]", self._functions[name])
         # `both` is one future of two results; its items are futures of each.
-        both = Checked(self._issue(name, *args), partial(check_pair, name, function, _EXPECTED[name]))
+        both = Checked(self._issue_function(name, *args), partial(check_pair, name, function, _EXPECTED[name]))
         return both[0], both[1]
 
-    def _issue(self, name: str, *args: object) -> Future[object]:
+    def _issue_function(self, name: str, *args: object) -> Future[object]:
         function = cast("Callable[..., object]", self._functions[name])
         return self.rank.compute(function, *args, call_site=users_frame(), **self._costs.get(name, {}))  # type: ignore[arg-type]
 
@@ -151,7 +151,7 @@ _EXPECTED = {
 }
 
 
-def splits(layer: Layer) -> bool:
+def has_split_backward(layer: Layer) -> bool:
     """Whether a layer's backward comes in two halves."""
     return bool(getattr(layer, "splits", hasattr(layer, "backward_input")))
 
@@ -168,7 +168,7 @@ def issue_first_half(layer: Layer, w: object, kept: object, dy: object) -> tuple
     A backward that does not come in halves is issued whole; the function then only returns the weight gradients.
     Arguments: see `Layer.backward`.
     """
-    if not splits(layer):
+    if not has_split_backward(layer):
         dx, dw = layer.backward(w, kept, dy)
         # The weight gradients have been issued: the weights are not needed again.
         return dx, lambda _: dw
@@ -202,7 +202,7 @@ class Replicated:
         dx, dw = self.layer.backward(w, kept, dy)
         summed = {
             name: self.group.all_reduce(
-                cast("Future[object]", pick(dw, path)), name=f"gradient of {name}", call_site=users_frame()
+                cast("Future[object]", item_at_path(dw, path)), name=f"gradient of {name}", call_site=users_frame()
             )
             for name, path in paths_by_name(w).items()
         }
@@ -244,7 +244,7 @@ class Sequential:
     @property
     def splits(self) -> bool:
         """Whether the backward of some layer comes in two halves."""
-        return any(map(splits, self.layers.values()))
+        return any(map(has_split_backward, self.layers.values()))
 
     async def forward(self, w: object, x: object) -> Pair:
         """Issue the forward of all layers in order; wait only where a layer does. See `Layer.forward`.
@@ -253,7 +253,7 @@ class Sequential:
         """
         # This always gives way once to other tasks, whether a layer waits or not.
         await trio.lowlevel.checkpoint()
-        xs, kept = self._split_parts(x), dict[str, list[object]]()
+        xs, kept = self._split_into_parts(x), dict[str, list[object]]()
         for name, layer in self.layers.items():
             passed = [await issue_forward(layer, _layer_weights(w, name), part) for part in xs]
             xs, kept[name] = [y for y, _ in passed], [each for _, each in passed]
@@ -261,10 +261,10 @@ class Sequential:
 
     def backward(self, w: object, kept: object, dy: object) -> Pair:
         """Issue the backward of all layers, from the last to the first. See `Layer.backward`."""
-        dys, gradients = self._split_parts(dy), dict[str, object]()
+        dys, gradients = self._split_into_parts(dy), dict[str, object]()
         for name in reversed(self.layers):
-            dys, halves = self._first_halves(name, w, kept, dys)
-            gradients[name] = self._second_halves(name, w, halves)
+            dys, halves = self._issue_first_halves(name, w, kept, dys)
+            gradients[name] = self._issue_second_halves(name, w, halves)
         return self._join_parts(dys), gradients
 
     def backward_input(self, w: object, kept: object, dy: object) -> Pair:
@@ -272,9 +272,9 @@ class Sequential:
 
         Layers whose backward does not come in halves issue all of it here. Arguments: see `Layer.backward`.
         """
-        dys, halves = self._split_parts(dy), dict[str, list[Half]]()
+        dys, halves = self._split_into_parts(dy), dict[str, list[Half]]()
         for name in reversed(self.layers):
-            dys, halves[name] = self._first_halves(name, w, kept, dys)
+            dys, halves[name] = self._issue_first_halves(name, w, kept, dys)
         return self._join_parts(dys), halves
 
     def backward_weights(self, w: object, kept: object) -> object:
@@ -285,30 +285,23 @@ class Sequential:
             kept: The second result of `backward_input`.
         """
         halves = cast("Mapping[str, list[Half]]", kept)
-        return {name: self._second_halves(name, w, halves[name]) for name in reversed(self.layers)}
+        return {name: self._issue_second_halves(name, w, halves[name]) for name in reversed(self.layers)}
 
-    def _first_halves(self, name: str, w: object, kept: object, dys: list[object]) -> tuple[list[object], list[Half]]:
+    def _issue_first_halves(
+        self, name: str, w: object, kept: object, dys: list[object]
+    ) -> tuple[list[object], list[Half]]:
         """Issue the input gradients of one layer for all parts; return these, and the second half of each backward.
 
-        Args:
-            name: Name of the layer.
-            w: The weights of all layers.
-            kept: The values for backward of all layers, from `forward`.
-            dys: The gradient of the layer's output, for each part.
+        `w` and `kept` are the weights and the values for backward of all layers. `dys` has the gradient of the layer's
+        output for each part.
         """
         layer, weights = self.layers[name], _layer_weights(w, name)
-        parts = cast("Sequence[object]", pick(kept, (name,)))
+        parts = cast("Sequence[object]", item_at_path(kept, (name,)))
         each = [issue_first_half(layer, weights, part, dy) for part, dy in zip(parts, dys, strict=True)]
         return [dx for dx, _ in each], [half for _, half in each]
 
-    def _second_halves(self, name: str, w: object, halves: list[Half]) -> object:
-        """Issue a layer's weight gradients for all parts, and return a future of their sum.
-
-        Args:
-            name: Name of the layer.
-            w: The weights of all layers.
-            halves: The second half of backward, for each part.
-        """
+    def _issue_second_halves(self, name: str, w: object, halves: list[Half]) -> object:
+        """Issue a layer's weight gradients for all parts; return a future of their sum. `w` has all layers' weights."""
         weights = _layer_weights(w, name)
         if len(halves) == 1:
             return halves[0](weights)
@@ -316,7 +309,7 @@ class Sequential:
         # Each `add` issues an addition; the result of the last is the sum of all.
         return [total.add(half(weights)) for half in halves][-1]
 
-    def _split_parts(self, x: object) -> list[object]:
+    def _split_into_parts(self, x: object) -> list[object]:
         """Issue the cut of an array into `parts` along `axis`; a single part is the array itself."""
         if self.parts == 1:
             return [x]
@@ -327,15 +320,15 @@ class Sequential:
         """Issue the joining of parts along `axis`; a single part is returned as it is."""
         if self.parts == 1:
             return parts[0]
-        return self._work.compute(_concatenate, parts, self.axis, name="join", role="program")
+        return self._work.compute(_concatenate_parts, parts, self.axis, name="join", role="program")
 
 
 def _layer_weights(w: object, name: str) -> object:
     """Return the weights of a layer out of those of all layers, or {} if the layer has no entry."""
-    return {} if isinstance(w, Mapping) and name not in w else pick(w, (name,))
+    return {} if isinstance(w, Mapping) and name not in w else item_at_path(w, (name,))
 
 
-def _concatenate(parts: Sequence[Array], axis: int) -> Array:
+def _concatenate_parts(parts: Sequence[Array], axis: int) -> Array:
     """Return parts joined along an axis; if they have no data, an array without data of the joined shape."""
     if not has_no_data(parts[0]):
         return np.concatenate(parts, axis)

@@ -43,12 +43,12 @@ class Models:
 
     def __init__(self, *models: tuple[TrainableModel, object]) -> None:
         self._models = [model for model, _ in models]
-        self._home: dict[str, TrainableModel] = {}
+        self._model_by_name: dict[str, TrainableModel] = {}
         for model, params in models:
             for name in paths_by_name(params):
-                if name in self._home:
+                if name in self._model_by_name:
                     raise UsageError(f"models: two of them have a parameter {name!r}; rename one")
-                self._home[name] = model
+                self._model_by_name[name] = model
 
     def __getitem__(self, name: str) -> object:
         """Return the newest weight, or a future of it."""
@@ -71,11 +71,7 @@ class Models:
         return [await model.finish() for model in self._models]
 
     def _find_model(self, name: str) -> TrainableModel:
-        """Return the model that has a parameter.
-
-        Raises:
-            UsageError: No model has it.
-        """
-        if name not in self._home:
-            raise UsageError(f"name: {name!r} is no parameter; known are {', '.join(self._home)}")
-        return self._home[name]
+        """Return the model that has a parameter; raise a `UsageError` if none has it."""
+        if name not in self._model_by_name:
+            raise UsageError(f"name: {name!r} is no parameter; known are {', '.join(self._model_by_name)}")
+        return self._model_by_name[name]

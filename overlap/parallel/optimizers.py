@@ -87,8 +87,8 @@ def _check_rate(lr: object) -> None:
         raise UsageError(f"lr: expected a number from 0, or a function of the step, got {lr!r}")
 
 
-def _check_share(name: str, share: float) -> None:
-    """Refuse a number that is not in 0 <= share < 1. `name` is the argument's name, for the error."""
+def _check_fraction(name: str, share: float) -> None:
+    """Refuse a number that is not in 0 <= share < 1."""
     if not 0 <= share < 1:
         raise UsageError(f"{name}: expected at least 0 and less than 1, got {share!r}")
 
@@ -105,7 +105,7 @@ class SGD:
 
     def __post_init__(self) -> None:
         _check_rate(self.lr)
-        _check_share("momentum", self.momentum)
+        _check_fraction("momentum", self.momentum)
 
     def fresh(self, size: int, dtype: DTypeLike) -> dict[str, Array]:
         """Return a velocity of zeros; without momentum, no state."""
@@ -139,7 +139,7 @@ class Adam:
     def __post_init__(self) -> None:
         _check_rate(self.lr)
         for beta in self.betas:
-            _check_share("betas", beta)
+            _check_fraction("betas", beta)
 
     def fresh(self, size: int, dtype: DTypeLike) -> dict[str, Array]:
         """Return two means of zeros.
@@ -175,12 +175,7 @@ class AdamW(Adam):
 
 
 def _make_adam_step(rule: Adam, param: Array, grad: Array, state: dict[str, Array], step: int, *, decay: float) -> None:
-    """Make a step of Adam in place, block by block. For the other arguments see `Optimizer.update`.
-
-    Args:
-        rule: The optimizer, with its hyperparameters.
-        decay: Number that the weights are multiplied with first; 1 changes nothing.
-    """
+    """Make a step of Adam in place, block by block; first multiply the weights by `decay`. See `Optimizer.update`."""
     first, second = rule.betas
     # Both include the correction of the means' bias towards zero: m / (1 - first**step), v / (1 - second**step).
     rate, root = _learning_rate(rule.lr, step) / (1 - first**step), sqrt(1 - second**step)

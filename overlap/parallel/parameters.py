@@ -10,7 +10,7 @@ import numpy as np
 
 from ..runtime.rank import Rank
 from .buckets.gradients import is_finite
-from .buckets.plan import BucketPlan, Slot, plan_by_dtype
+from .buckets.plan import BucketPlan, Slot, plan_buckets_by_dtype
 from .checkpoints.pieces import Shard, state_name
 from .optimizers import Optimizer
 
@@ -70,7 +70,7 @@ class FlatWeights:
         """Return the flat arrays of this rank: the weights, then the optimizer's state, sorted by name."""
         return [self.flat, *(self.state[key] for key in sorted(self.state))]
 
-    def places(self) -> list[tuple[Slot, slice]]:
+    def slots_in_part(self) -> list[tuple[Slot, slice]]:
         """Return each weight that has elements in this rank's part, with the slice of `flat` that holds them.
 
         Example: the part is 4:10 of the plan. Of a weight in 2:6, the part has 4:6, which are elements 0:2 of `flat`.
@@ -101,11 +101,11 @@ class FlatWeights:
         pieces: list[Shard] = []
         if whole is not None:
             pieces = [
-                Shard.whole(slot.name, slot.shape, whole[slot.start : slot.stop])
+                Shard.of_whole_tensor(slot.name, slot.shape, whole[slot.start : slot.stop])
                 for slot in self.plan.slots
                 if slot.stop > slot.start  # checkpoints have no tensors without elements
             ]
-        for slot, place in self.places():
+        for slot, place in self.slots_in_part():
             arrays = {} if whole is not None else {slot.name: self.flat}
             # `start`, `stop`: the part's elements of this weight, counted in the weight.
             arrays |= {state_name(prefix + key, slot.name): array for key, array in self.state.items()}
@@ -128,7 +128,7 @@ class Parameters:
 
     Attributes:
         views: The weights by name, in their shapes: read-only views of the flat arrays.
-        weights: For each dtype, the flat weights with the optimizer's state; changed by `update` only.
+        weights: For each dtype, the flat weights with the optimizer's state; changed by `apply_gradient` only.
         real: Whether arrays have data. In a world of shapes alone it is False, and nothing is ever written.
     """
 
@@ -139,7 +139,9 @@ class Parameters:
         self.weights: dict[DType, FlatWeights] = {}
         self._optimizer = optimizer
         self._slices: dict[str, slice] = {}
-        for plan in plan_by_dtype({name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()}, order or leaves):
+        for plan in plan_buckets_by_dtype(
+            {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()}, order or leaves
+        ):
             weights = self.weights[plan.dtype] = FlatWeights(rank, plan, optimizer)
             self._slices |= {slot.name: slice(slot.start, slot.stop) for slot in plan.slots}
             self.views |= plan.views(weights.flat)
@@ -150,11 +152,11 @@ class Parameters:
                 view[...] = leaves[name]
             view.setflags(write=False)
 
-    def is_like(self, other: Parameters) -> bool:
+    def has_same_layout(self, other: Parameters) -> bool:
         """Whether another model's weights have the same names, shapes, dtypes and places in memory."""
         return {t: w.plan.slots for t, w in self.weights.items()} == {t: w.plan.slots for t, w in other.weights.items()}
 
-    def runs(self, plan: BucketPlan) -> list[Run]:
+    def runs_of_bucket(self, plan: BucketPlan) -> list[Run]:
         """Return the places of a bucket's weights: pairs of a slice of the flat weights and a slice of the bucket.
 
         Weights that follow each other in both are merged into one run.
@@ -170,7 +172,9 @@ class Parameters:
             runs.append((weights, bucket))
         return runs
 
-    def update(self, dtype: DType, runs: Iterable[Run], gradient: Array, step: int, *, check: bool = False) -> bool:
+    def apply_gradient(
+        self, dtype: DType, runs: Iterable[Run], gradient: Array, step: int, *, check: bool = False
+    ) -> bool:
         """Let the optimizer make a step with the gradient of a bucket.
 
         Args:
@@ -187,7 +191,7 @@ class Parameters:
         if not self.real:
             return True
         flat, state = self.weights[dtype].flat, self.weights[dtype].state
-        for weights, bucket in cut_into_blocks(runs):
+        for weights, bucket in cut_runs_into_blocks(runs):
             part = gradient[bucket]
             if check and not is_finite(part):
                 return False
@@ -204,13 +208,13 @@ class Parameters:
         """Return all weights and the optimizer's state as pieces; see `FlatWeights.pieces`."""
         return [piece for weights in self.weights.values() for piece in weights.pieces(prefix=prefix)]
 
-    def moved_bytes(self, plan: BucketPlan) -> int:
+    def bytes_moved_by_update(self, plan: BucketPlan) -> int:
         """Return the bytes that an update of a bucket reads and writes: the gradient once, weights and state twice."""
         state = sum(2 * array.dtype.itemsize for array in self.weights[plan.dtype].state.values())
         return plan.size * (3 * plan.dtype.itemsize + state)
 
 
-def cut_into_blocks(runs: Iterable[Run]) -> Iterator[Run]:
+def cut_runs_into_blocks(runs: Iterable[Run]) -> Iterator[Run]:
     """Yield the runs, cut into runs of at most `_BLOCK` elements."""
     for here, there in runs:
         for start in range(0, here.stop - here.start, _BLOCK):

@@ -13,7 +13,7 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..timeline.span import RoleName
 from .memory_work import users_frame
-from .returned import check_passed
+from .returned import check_boundary_value
 from .schedules import Action, ActionKind, PipelineSchedule
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ class StagePassing:
         # Values between two stages of this rank, by kind, stage that needs the value, and microbatch.
         self._local_values: dict[tuple[ActionKind, int, int], object] = {}
 
-    def stays(self, stage: int) -> bool:
+    def is_own_stage(self, stage: int) -> bool:
         """Whether a stage is on this rank, so that values for it stay here; False for a stage that does not exist."""
         return 0 <= stage < self._schedule.stages and self._schedule.owners[stage] == self._group.rank
 
-    def receive(self, kind: ActionKind, stage: int, microbatch: int) -> object:
+    def receive_or_take(self, kind: ActionKind, stage: int, microbatch: int) -> object:
         """Return the input of an action: the future of a receive, or a value that was stored on this rank.
 
         A stored value is removed.
@@ -69,7 +69,7 @@ class StagePassing:
             call_site=users_frame(),
         )
 
-    def deliver(self, kind: ActionKind, stage: int, microbatch: int, value: object) -> None:
+    def send_or_store(self, kind: ActionKind, stage: int, microbatch: int, value: object) -> None:
         """Pass a value to the stage that needs it: send it to the rank of that stage, or store it here.
 
         A value for a stage before the first or after the last is dropped.
@@ -80,7 +80,7 @@ class StagePassing:
             microbatch: Microbatch of the action.
             value: An array or a tree of arrays, or a future of either.
         """
-        if self.stays(stage):
+        if self.is_own_stage(stage):
             self._local_values[kind, stage, microbatch] = value
         elif 0 <= stage < self._schedule.stages:
             self._group.send(
@@ -93,14 +93,9 @@ class StagePassing:
             )
 
     def _check_boundary(self, kind: ActionKind, stage: int, value: object) -> object:
-        """Return a future of the same array that fails unless the array has the boundary's shape and dtype.
+        """Return a future of the same array that fails unless the array is like the boundary at `stage`.
 
         Trees, and values that are not futures, are returned without a check.
-
-        Args:
-            kind: Forward or backward.
-            stage: Stage that needs the value.
-            value: An array or a tree of arrays, or a future of either.
         """
         source = _source_stage(kind, stage)
         like = self._boundaries[min(source, stage)]
@@ -109,13 +104,10 @@ class StagePassing:
             return value
         shape, dtype = cast("tuple[int | Sequence[int], Any]", like)
         sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-        return Checked(value, partial(check_passed, kind is ActionKind.FORWARD, source, sizes, np.dtype(dtype)))
+        return Checked(value, partial(check_boundary_value, kind is ActionKind.FORWARD, source, sizes, np.dtype(dtype)))
 
     def _message_tag(self, kind: ActionKind, stage: int, microbatch: int) -> int:
-        """Return a tag that no other message of the batch has: two ranks may issue their messages in different orders.
-
-        Arguments: see `receive`.
-        """
+        """Return a tag that no other message of the batch has: ranks may issue their messages in any order."""
         return (microbatch * self._schedule.stages + stage) * 2 + (kind is ActionKind.BACKWARD)
 
 

@@ -14,14 +14,14 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..runtime.stream import Stream
-from .layers import Cost, Half, Layer, issue_first_half, issue_forward, splits
+from .layers import Cost, Half, Layer, has_split_backward, issue_first_half, issue_forward
 from .memory_work import MemoryWork, users_frame
 from .models import TrainableModel
 from .passing import StagePassing
-from .returned import check_loss
+from .returned import check_loss_result
 from .schedules import Action, ActionKind
 from .settings import check_count, resolve_group
-from .tree import Path, RunningSum, has_no_data, last_future, paths_by_name, pick, rebuild
+from .tree import Path, RunningSum, has_no_data, item_at_path, last_future, paths_by_name, rebuild
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -119,16 +119,16 @@ class Pipeline:
         if schedule.ranks != self.group.size:
             raise UsageError(
                 f"schedule: {schedule.name} is for {schedule.ranks} ranks, "
-                f"group '{self.group.name}' has {self.group.size}; make one for as many"
+                f"group '{self.group.name}' has {self.group.size}; make one for {self.group.size}"
             )
         self._check_stages("layers", layers)
         self._check_stages("params", params)
-        self._check_halves(layers)
+        self._check_split_backward(layers)
         check_count("ahead", ahead, least=0)
         self.layers, self.params, self.model = dict(layers), dict(params), model
         self.names: dict[int, dict[str, Path]] = {stage: paths_by_name(each) for stage, each in params.items()}
         self.loss, self.loss_cost = loss, dict(loss_cost or {})
-        self.boundaries: list[Boundary] = self._boundary_list(boundary)
+        self.boundaries: list[Boundary] = self._list_boundaries(boundary)
         self.stream, self.work = rank.stream("pipeline"), MemoryWork(rank)
         self._ahead = ahead
         self._under_way: deque[Future[object]] = deque()
@@ -147,31 +147,27 @@ class Pipeline:
         Raises:
             UsageError: A batch is missing where it is needed, or does not divide into microbatches.
         """
-        passing = BatchPass(self, self._split_batch("x", x, 0), self._split_batch("target", target, -1))
+        batch_pass = BatchPass(
+            self, self._microbatches_of_stage("x", x, 0), self._microbatches_of_stage("target", target, -1)
+        )
         for action in self.schedule.rows[self.group.rank]:
             while len(self._under_way) > self._ahead:
                 await self._under_way.popleft()
             # None if the action left no future, because its results exist already.
-            issued = last_future(await passing.issue(action))
+            issued = last_future(await batch_pass.issue_action(action))
             if issued is not None:
                 self._under_way.append(issued)
         return Passed(
-            losses=passing.losses,
-            gradients=passing.gradients,
+            losses=batch_pass.losses,
+            gradients=batch_pass.gradients,
             group=self.group,
             last=self.schedule.owners[-1],
         )
 
-    def _split_batch(self, argument: str, batch: Batch, stage: int) -> Sequence[object]:
-        """Return the microbatches of a batch on the rank of a stage; none on other ranks.
+    def _microbatches_of_stage(self, argument: str, batch: Batch, stage: int) -> Sequence[object]:
+        """Return the microbatches on the rank of a stage (0 for the first, -1 for the last); none on other ranks.
 
-        Args:
-            argument: Name of the batch, for errors.
-            batch: The batch, or a list of microbatches.
-            stage: The stage that takes it: 0 for the first, -1 for the last.
-
-        Raises:
-            UsageError: The batch is missing on the rank of the stage, or does not divide into microbatches.
+        Raises a `UsageError` if the batch is missing where it is needed, or does not divide into microbatches.
         """
         if self.schedule.owners[stage] != self.group.rank:
             return ()
@@ -194,49 +190,40 @@ class Pipeline:
             return [batch[i * len(batch) // count : (i + 1) * len(batch) // count] for i in range(count)]
         if len(batch) != count:
             raise UsageError(
-                f"{argument}: {len(batch)} microbatches were given; schedule {self.schedule.name} has {count}"
+                f"{argument}: expected {count} microbatches, those of schedule {self.schedule.name}, got {len(batch)}"
             )
         return batch
 
     # -- checks ------------------------------------------------------------------------------------------------
 
     def _check_stages(self, argument: str, given: Mapping[int, object]) -> None:
-        """Refuse layers or weights of other stages than the schedule has on this rank.
-
-        Args:
-            argument: Name of the argument, for the error.
-            given: Value of the argument: layers or weights by stage.
-
-        Raises:
-            UsageError: A stage of this rank is missing, or a stage belongs to another rank.
-        """
+        """Refuse layers or weights, by stage, of other stages than the schedule has on this rank."""
         mine = self.schedule.stages_of(self.group.rank)
         if set(given) != set(mine):
             got = ", ".join(map(str, given)) or "none"
             raise UsageError(
-                f"{argument}: rank {self.group.rank} of group '{self.group.name}' has the stages "
-                f"{', '.join(map(str, mine))}; got {got}"
+                f"{argument}: expected the stages {', '.join(map(str, mine))} of rank {self.group.rank} of group "
+                f"'{self.group.name}', got {got}"
             )
 
-    def _check_halves(self, layers: Mapping[int, Layer]) -> None:
+    def _check_split_backward(self, layers: Mapping[int, Layer]) -> None:
         """Refuse layers whose backward cannot be split, if the schedule splits it."""
-        whole = [stage for stage, layer in layers.items() if not splits(layer)]
+        whole = [stage for stage, layer in layers.items() if not has_split_backward(layer)]
         if self.schedule.splits_backward and whole:
             raise UsageError(
                 f"layers: the backward of stage {whole[0]} is one piece; schedule {self.schedule.name} needs "
                 "backward_input and backward_weights"
             )
 
-    def _boundary_list(self, boundary: Boundary | Sequence[Boundary]) -> list[Boundary]:
+    def _list_boundaries(self, boundary: Boundary | Sequence[Boundary]) -> list[Boundary]:
         """Return the boundary between the stages n and n + 1 for each n; a single boundary is repeated.
 
-        Raises:
-            UsageError: A list has another length.
+        Raises a `UsageError` if a list has another length.
         """
         between = self.schedule.stages - 1
         if isinstance(boundary, list):
             if len(boundary) != between:
-                raise UsageError(f"boundary: {len(boundary)} were given; {between} lie between {between + 1} stages")
+                raise UsageError(f"boundary: expected {between} for {between + 1} stages, got {len(boundary)}")
             return boundary
         return [cast("Boundary", boundary)] * between
 
@@ -275,11 +262,11 @@ class BatchPass:
         self._weights: dict[int, object] = {}  # by stage
         self._sums: dict[int, RunningSum] = {}  # gradients so far, by stage
         # By stage and microbatch: the values for backward, between F and B or I; the second half, between I and W.
-        self._kept: dict[tuple[int, int], object] = {}
+        self._values_for_backward: dict[tuple[int, int], object] = {}
         self._halves: dict[tuple[int, int], Half] = {}
         self._passing = StagePassing(pipeline.group, pipeline.schedule, pipeline.boundaries, pipeline.stream)
 
-    async def issue(self, action: Action) -> object:
+    async def issue_action(self, action: Action) -> object:
         """Issue one action; return a result or tree whose last future, if any, ends with the action.
 
         Waits only where a layer does.
@@ -290,46 +277,42 @@ class BatchPass:
         if kind is ActionKind.WEIGHT_GRADIENT:
             return self._add_gradients(stage, self._halves.pop((stage, i))(self._weights[stage]))
         # B and I both need the gradient of the output, and the values that forward left.
-        dy, kept = self._passing.receive(ActionKind.BACKWARD, stage, i), self._kept.pop((stage, i))
+        dy, kept = (
+            self._passing.receive_or_take(ActionKind.BACKWARD, stage, i),
+            self._values_for_backward.pop((stage, i)),
+        )
         if kind is ActionKind.BACKWARD:
             dx, dw = self._layer(stage).backward(self._weights[stage], kept, dy)
-            self._passing.deliver(ActionKind.BACKWARD, stage - 1, i, dx)
+            self._passing.send_or_store(ActionKind.BACKWARD, stage - 1, i, dx)
             return self._add_gradients(stage, dw)
         dx, self._halves[stage, i] = issue_first_half(self._layer(stage), self._weights[stage], kept, dy)
         passed = dx
-        if isinstance(dx, Future) and self._passing.stays(stage - 1):
+        if isinstance(dx, Future) and self._passing.is_own_stage(stage - 1):
             # A future of the gradient alone: `dx` would keep all results of its compute in memory.
             passed = self._pipeline.work.compute(lambda gradient: gradient, dx, name="turn", role="program")
-        self._passing.deliver(ActionKind.BACKWARD, stage - 1, i, passed)
+        self._passing.send_or_store(ActionKind.BACKWARD, stage - 1, i, passed)
         return dx
 
     async def _issue_forward(self, stage: int, i: int) -> object:
-        """Issue the forward of microbatch `i` at a stage, and deliver the output to the next stage.
+        """Issue the forward of microbatch `i`, pass the output on to the next stage, and return it.
 
-        The last stage issues the loss instead, and delivers the loss's gradient to itself, where backward needs it.
-
-        Returns:
-            The output, or at the last stage a future of (gradient, loss).
+        The last stage issues the loss instead, and stores the loss's gradient for its own backward; the result is then
+        a future of (gradient, loss).
         """
         if stage not in self._weights:
             self._weights[stage] = self._newest_weights(stage)
-        x = self._passing.receive(ActionKind.FORWARD, stage, i) if stage else self._xs[i]
-        y, self._kept[stage, i] = await issue_forward(self._layer(stage), self._weights[stage], x)
+        x = self._passing.receive_or_take(ActionKind.FORWARD, stage, i) if stage else self._xs[i]
+        y, self._values_for_backward[stage, i] = await issue_forward(self._layer(stage), self._weights[stage], x)
         if stage == self._schedule.stages - 1:
             gradient_and_loss = self._issue_loss(y, self._targets[i])
-            self._passing.deliver(ActionKind.BACKWARD, stage, i, gradient_and_loss[0])
+            self._passing.send_or_store(ActionKind.BACKWARD, stage, i, gradient_and_loss[0])
             self.losses.append(gradient_and_loss[1])
             return gradient_and_loss
-        self._passing.deliver(ActionKind.FORWARD, stage + 1, i, y)
+        self._passing.send_or_store(ActionKind.FORWARD, stage + 1, i, y)
         return y
 
     def _issue_loss(self, y: object, target: object) -> Future[Any]:
-        """Issue the loss of a microbatch; return a future of the pair (scaled gradient of the output, loss).
-
-        Args:
-            y: Output of the last stage, or a future of it.
-            target: Target of the microbatch.
-        """
+        """Issue the loss of a microbatch; return a future of the pair (scaled gradient of the output, loss)."""
         pipeline, loss = self._pipeline, self._pipeline.loss
         if isinstance(loss, IssuedLoss):
             return pipeline.work.compute(self._scale_loss_gradient, loss.issue(y, target), name="loss", role="program")
@@ -345,14 +328,14 @@ class BatchPass:
 
     def _check_and_scale_loss(self, loss: Callable[..., object], y: object, results: object) -> tuple[object, object]:
         """Check that `results` are the gradient of `y` and the loss; return the scaled gradient, and the loss."""
-        check_loss(loss, y, results)
+        check_loss_result(loss, y, results)
         return self._scale_loss_gradient(cast("tuple[object, object]", results))
 
     def _scale_loss_gradient(self, results: tuple[object, object]) -> tuple[object, object]:
         """Return (gradient / number of microbatches, loss): the sum over microbatches is then the mean gradient."""
         dy, loss = results
         return rebuild(
-            dy, {name: self._divide_by_microbatches(pick(dy, path)) for name, path in paths_by_name(dy).items()}
+            dy, {name: self._divide_by_microbatches(item_at_path(dy, path)) for name, path in paths_by_name(dy).items()}
         ), loss
 
     def _divide_by_microbatches(self, dy: object) -> object:
@@ -376,12 +359,7 @@ class BatchPass:
     def _add_gradients(self, stage: int, dw: object) -> object:
         """Add a microbatch's gradients to a stage's sum; after the last microbatch, hand the sum over to the model.
 
-        Args:
-            stage: The stage.
-            dw: Gradients of one microbatch, a tree like the weights, or a future of one.
-
-        Returns:
-            The sum so far, or a future of it.
+        Returns the sum so far, or a future of it.
         """
         pipeline = self._pipeline
         if stage not in self._sums:
@@ -391,7 +369,7 @@ class BatchPass:
             self.gradients[stage] = summed
             if pipeline.model is not None:
                 for name, path in pipeline.names[stage].items():
-                    pipeline.model.reduce(_parameter_name(stage, name), pick(summed, path))
+                    pipeline.model.reduce(_parameter_name(stage, name), item_at_path(summed, path))
         return summed
 
 

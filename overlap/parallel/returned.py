@@ -7,23 +7,23 @@ from typing import cast
 
 import numpy as np
 
-from ..diagnostics import defined_at
+from ..diagnostics import definition_place
 from ..errors import UsageError
 from ..runtime.future import Future
 
 _SHOWN = 4  # items of a tree in a message
 
 
-def describe(value: object) -> str:
+def describe_value(value: object) -> str:
     """Return a short description of a value for messages, such as "float32 (10, 64)" or "{'w': float32 (4,)}".
 
-    >>> describe((1.5, np.zeros((2, 3), np.float32)))
+    >>> describe_value((1.5, np.zeros((2, 3), np.float32)))
     '(float, float32 (2, 3))'
     """
     if isinstance(value, Mapping):
-        return f"{{{_join_items([f'{key!r}: {describe(each)}' for key, each in value.items()])}}}"
+        return f"{{{_join_items([f'{key!r}: {describe_value(each)}' for key, each in value.items()])}}}"
     if isinstance(value, (tuple, list)):
-        return f"({_join_items([describe(each) for each in value])}{',' * (len(value) == 1)})"
+        return f"({_join_items([describe_value(each) for each in value])}{',' * (len(value) == 1)})"
     if isinstance(value, (np.ndarray, np.generic)):
         return f"{value.dtype.name} {value.shape}"
     if isinstance(value, Future):
@@ -53,10 +53,12 @@ def check_pair(argument: str, function: Callable[..., object], expected: str, va
         UsageError: Naming the function.
     """
     if not is_pair(value):
-        raise unexpected_result(argument, function, expected, value)
+        raise unexpected_result_error(argument, function, expected, value)
 
 
-def check_passed(forward: bool, stage: int, shape: tuple[int, ...], dtype: np.dtype[np.generic], value: object) -> None:
+def check_boundary_value(
+    forward: bool, stage: int, shape: tuple[int, ...], dtype: np.dtype[np.generic], value: object
+) -> None:
     """Refuse an output or gradient whose shape or dtype is not that of the boundary between stages.
 
     Dicts and tuples are refused, too. Values of other types pass.
@@ -74,14 +76,14 @@ def check_passed(forward: bool, stage: int, shape: tuple[int, ...], dtype: np.dt
     if isinstance(value, np.ndarray) and value.shape == shape and value.dtype == dtype:
         return
     if isinstance(value, (np.ndarray, Mapping, tuple)):
-        returned = describe(value) if forward else f"{describe(value)} as the gradient of its input"
+        returned = describe_value(value) if forward else f"{describe_value(value)} as the gradient of its input"
         raise UsageError(
             f"boundary: stage {stage}'s {'forward' if forward else 'backward'} returned {returned}, "
             f"boundary= says {dtype.name} {shape}; correct one of them"
         )
 
 
-def check_loss(loss: Callable[..., object], y: object, value: object) -> None:
+def check_loss_result(loss: Callable[..., object], y: object, value: object) -> None:
     """Refuse a result of a loss function that is not the gradient of the output `y`, and the loss.
 
     If the output or the gradient is a tree, shapes are not compared.
@@ -101,11 +103,11 @@ def check_loss(loss: Callable[..., object], y: object, value: object) -> None:
         shape = getattr(dy, "shape", None)
         if shape is not None and shape == getattr(y, "shape", shape):
             return
-    expected = f"(gradient, loss), in this order, with the gradient of the output {describe(y)}"
-    raise unexpected_result("loss", loss, expected, value)
+    expected = f"(gradient, loss), in this order, with the gradient of the output {describe_value(y)}"
+    raise unexpected_result_error("loss", loss, expected, value)
 
 
-def unexpected_result(argument: str, function: Callable[..., object], expected: str, value: object) -> UsageError:
+def unexpected_result_error(argument: str, function: Callable[..., object], expected: str, value: object) -> UsageError:
     """Return the error for a function whose result is of another form than expected.
 
     The error names the function and the line of its definition, such as "loss_fn (train.py:12)".
@@ -117,4 +119,6 @@ def unexpected_result(argument: str, function: Callable[..., object], expected: 
         value: The function's result.
     """
     name = getattr(function, "__name__", type(function).__name__)
-    return UsageError(f"{argument}: {name}{defined_at(function)} returned {describe(value)}; expected {expected}")
+    return UsageError(
+        f"{argument}: {name}{definition_place(function)} returned {describe_value(value)}; expected {expected}"
+    )

@@ -17,7 +17,7 @@ from ..runtime.rank import Rank
 from ..timeline.span import RoleName
 from .buckets.bucketed import Bucketed
 from .buckets.gathering import Gathering, Prefetched
-from .buckets.plan import BucketPlan, Hook, plan_by_size
+from .buckets.plan import BucketPlan, Hook, plan_buckets_by_size
 from .buckets.scattered import ScatteredBucket
 from .checkpoints.pieces import Shard, Tensors
 from .memory_work import users_site
@@ -137,7 +137,7 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
         check_optimizer(optimizer)
         super().__init__(rank, params, group, settings)
         self.stage, self._optimizer, leaves = stage, optimizer, flatten(params)
-        plans = plan_by_size(self._leaves, reversed(leaves), bucket_bytes)
+        plans = plan_buckets_by_size(self._leaves, reversed(leaves), bucket_bytes)
         # A bucket with a weight that forward needs early is urgent: its priority is the lowest index of its weights.
         depths = {name: depth for depth, name in enumerate(leaves)}
         priorities = [min(depths[name] for name in plan.names) for plan in plans]
@@ -155,25 +155,18 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
         )
 
     def _issue_first_weights(self, flats: list[Array]) -> None:
-        """Issue the copy of the first rank's weights into all buckets.
-
-        Args:
-            flats: This rank's weights, one flat array for each bucket.
-        """
+        """Issue the copy of the first rank's weights into all buckets; `flats` are this rank's, by bucket."""
         first: Sequence[Array] | Future[list[Array]] = flats
         if self.group.size > 1:  # ranks compare their parameters first
             broadcast = partial(self._broadcast_weights, flats, self._compare_params(), users_site())
             first = self.rank.spawn(broadcast, name="first weights")
         for number, bucket in enumerate(self._buckets):
-            bucket.begin(first[number])
+            bucket.issue_first_copy(first[number])
 
     async def _broadcast_weights(self, flats: list[Array], alike: Future[None], site: Site) -> list[Array]:
         """Wait for `alike`, then return the weights of the first rank, one flat array for each bucket.
 
-        Args:
-            flats: This rank's weights, one flat array for each bucket.
-            alike: Future of the comparison of names, shapes and dtypes, which fails if these differ between ranks.
-            site: Line of the program, for the timeline.
+        `alike` fails if names, shapes or dtypes differ between ranks.
         """
         await alike
         stream = self.rank.stream(f"first weights of {self.group.name}")
@@ -191,8 +184,8 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
         Raises:
             UsageError: The weight's gradient has been handed over in this step.
         """
-        bucket = self._home[name]
-        if bucket.sent or name in bucket.handed:
+        bucket = self._bucket_by_name[name]
+        if bucket.is_sent or name in bucket.unpacked_gradients:
             raise UsageError(
                 f"name: the gradient of {name!r} has been handed over in step {self.steps}, so its update may have "
                 f"begun; ask for the weight before that, or after step()"
@@ -206,15 +199,15 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
         """
         wire = self._on_the_wire
         before = wire.popleft() if len(wire) >= self._settings.in_flight else None
-        bucket.send(self.steps + 1, before, keeps=not self._syncs)
+        bucket.send(self.steps + 1, before, accumulates=not self._syncs)
         if self.stage > 1:
-            wire.append(cast("Future[Array]", bucket.reduced))
+            wire.append(cast("Future[Array]", bucket.mean_part))
         # This was the last bucket of a backward under `no_sync`: the next backward sends all buckets again.
-        if not self._syncs and not self._queue.waiting:
+        if not self._syncs and not self._queue.unsent_buckets:
             self._queue.begin_step()
             self._microbatch_count += 1
             for each in self._buckets:
-                each.sent = False
+                each.is_sent = False
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -228,21 +221,21 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
             rounds = self._microbatch_count
             yield
             if self.stage > 1 and self._settings.unused == "zeros" and self._microbatch_count == rounds:
-                self._end_round()
+                self._send_remaining_buckets()
 
-    def _end_round(self) -> None:
+    def _send_remaining_buckets(self) -> None:
         """Send the buckets of this micro-batch that are not full, with zeros for missing gradients."""
-        for bucket in self._queue.take_rest():
-            self._start_bucket(bucket)
+        for bucket in self._queue.take_remaining_buckets():
+            self._count_and_send_bucket(bucket)
 
     def _step_with_zeros(self) -> None:
         """Take part with zeros in a step of the other ranks, with as many micro-batches as in this rank's last step."""
         # Gather the parameters in the order of the last step, as the other ranks do.
-        self._gathering.repeat()
+        self._gathering.repeat_gathers()
         for _ in range(self._last_microbatch_count):
             # The base class's `no_sync`, because that of this class may end the round by itself.
             with super().no_sync():
-                self._end_round()
+                self._send_remaining_buckets()
         self.step()
 
     def _end_step(self, factors: tuple[Future[object], ...]) -> Sequence[Future[object]]:
@@ -250,16 +243,16 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
         self._last_microbatch_count, self._microbatch_count = self._microbatch_count, 0
         self._gathering.end_step()
         for bucket in self._buckets:
-            bucket.update(self.steps, factors)
-        self._gathering.begin_step(self._buckets)
-        return [bucket.updated for bucket in self._buckets]
+            bucket.issue_update(self.steps, factors)
+        self._gathering.issue_gathers(self._buckets)
+        return [bucket.newest_part for bucket in self._buckets]
 
     def _norm_groups(self) -> list[Group]:
         """Return the groups over which sums of squares are added: first the ranks that divide the buckets."""
         others_parts = [self.group] if self.group.size > 1 else []
         return others_parts + super()._norm_groups()
 
-    def _reorder(self, order: Sequence[str]) -> None:
+    def _reorder_buckets(self, order: Sequence[str]) -> None:
         """Sort the buckets by when they become full, if gradients arrive in `order`."""
         ranking = {name: number for number, name in enumerate(order)}
         self._set_buckets(sorted(self._buckets, key=lambda bucket: max(ranking[name] for name in bucket.plan.names)))
@@ -288,7 +281,7 @@ class Sharded(Bucketed[ScatteredBucket, Params]):
     async def wait_updates(self) -> None:
         """Wait until all updates of this rank's part that have been issued are done."""
         for bucket in self._buckets:
-            await bucket.updated
+            await bucket.newest_part
 
     def resume(self, steps: int, notes: Mapping[str, object], own: Mapping[str, object] | None) -> str:
         """Adopt a checkpoint; see `Bucketed.resume`. Gathered parameters are dropped: they are older."""

@@ -14,13 +14,13 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..timeline.span import RoleName
-from .awaitable_weights import awaitable
-from .buckets.agreement import issue_check
+from .awaitable_weights import make_awaitable
+from .buckets.agreement import compare_items_of_ranks
 from .buckets.gradients import check_gradient
 from .memory_work import MemoryWork, users_frame
 from .parameters import Parameters
 from .settings import resolve_group
-from .tree import Array, Names, Params, Site, flatten, rebuild
+from .tree import Array, ParameterNames, Params, Site, flatten, rebuild
 
 _STEPS = "overlap.parallel: steps"
 """Key in the memory of an epoch: number of steps of a model that can continue only from a checkpoint after a loss."""
@@ -73,7 +73,7 @@ class Strategy(ABC, Generic[Params]):
 
     def __init__(self, rank: Rank, params: Params, group: Group | None, ahead: int) -> None:
         self.rank, self.group, self.steps = rank, resolve_group(rank, group), 0
-        self._names, self._work = Names(params), MemoryWork(rank)
+        self._names, self._work = ParameterNames(params), MemoryWork(rank)
         self._leaves = {name: (leaf.shape, leaf.dtype) for name, leaf in flatten(params).items()}
         self._ahead = ahead
         self._issued_steps: deque[Sequence[Future[object]]] = deque()
@@ -87,7 +87,7 @@ class Strategy(ABC, Generic[Params]):
         Raises:
             UsageError: There is no such parameter.
         """
-        weight: Awaitable[Array] = awaitable(self._names.find(name, self.newest_weight))
+        weight: Awaitable[Array] = make_awaitable(self._names.map_parameters(name, self.newest_weight))
         return weight
 
     @abstractmethod
@@ -112,7 +112,7 @@ class Strategy(ABC, Generic[Params]):
         # The line that calls `reduce`: errors that come later name it.
         frame = _getframe(1)
         site = frame.f_code, frame.f_lasti
-        gradients = dict(self._names.pairs(name, grad, site))
+        gradients = dict(self._names.values_by_parameter(name, grad, site))
         for leaf, gradient in gradients.items():
             if not isinstance(gradient, Future):
                 check_gradient(leaf, gradient, *self._leaves[leaf], self.steps + 1)
@@ -127,11 +127,10 @@ class Strategy(ABC, Generic[Params]):
             site: The line that has called `reduce`, for later errors.
         """
 
-    def _record_first_step(self) -> None:
+    def _count_or_refuse_step(self) -> None:
         """Under `--survive`, count steps, and refuse the first step of a model whose earlier steps were lost.
 
-        Raises:
-            UsageError: A process was lost, and the new model has not been restored from a checkpoint.
+        The `UsageError` means that a process was lost, and the new model has not been restored from a checkpoint.
         """
         epoch = self.rank.epoch
         if not epoch.survives or epoch.survivor is not None:
@@ -171,20 +170,16 @@ class Strategy(ABC, Generic[Params]):
     # -- first weights -------------------------------------------------------------------------------------------------
 
     def _compare_params(self) -> Future[None]:
-        """Issue a comparison of names, shapes and dtypes of the parameters of all ranks.
-
-        Returns:
-            A future that fails on every rank, with a `UsageError`, if they differ.
-        """
+        """Issue a comparison of parameters' names, shapes and dtypes; its future fails on all ranks if one differs."""
         # The message quotes the first item that differs: "'w', float32 (2,), here is something else there".
         items = [f"{name!r}, {dtype} {shape}," for name, (shape, dtype) in self._leaves.items()]
-        return issue_check(self._work, self.group, "params", items)
+        same = "params must be the same on all ranks: they"
+        return compare_items_of_ranks(self._work, self.group, same, items, name="compare params")
 
     def _broadcast_first_weights(self, parameters: Parameters) -> list[Future[object]]:
         """Issue the comparison of parameters, and the broadcasts of the first rank's weights into `parameters`.
 
-        Returns:
-            The futures of the comparison and of the broadcasts; empty in a group of one.
+        Returns the futures of all these; none in a group of one.
         """
         if self.group.size == 1:
             return []

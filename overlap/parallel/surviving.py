@@ -88,7 +88,9 @@ class SurvivingSteps:
 
     # -- on the compute stream -----------------------------------------------------------------------------------------
 
-    def agree(self, buckets: Sequence[AveragedBucket], factors: Sequence[Future[object]], step: int) -> Future[object]:
+    def issue_agreement(
+        self, buckets: Sequence[AveragedBucket], factors: Sequence[Future[object]], step: int
+    ) -> Future[object]:
         """Issue the agreement on a step; return a future that updates of weights must wait for.
 
         A compute prepares the step when the means of all gradients are there. Then an all_reduce, whose value is not
@@ -100,21 +102,18 @@ class SurvivingSteps:
             step: Number of the step.
         """
         parts = [(bucket, part) for bucket in buckets for part in bucket.parts]
-        means = [mean for bucket in buckets for mean in bucket.arrived]
+        means = [mean for bucket in buckets for mean in bucket.mean_futures]
         name = RoleName("agree on step", "library")
         compute = partial(self._work.compute, name=name, stream=_STREAM)
-        prepared = compute(partial(self._prepare, step, parts), *means, *factors)
+        prepared = compute(partial(self._prepare_step, step, parts), *means, *factors)
         stream = self.rank.stream(_STREAM)
         all_prepared = self._group.all_reduce(prepared, op="min", exact=self._exact, stream=stream, name=name)
         return compute(lambda _: self._progress.agree(step), all_prepared)
 
-    def _prepare(self, step: int, parts: Sequence[tuple[AveragedBucket, slice]], *values: object) -> Array:
+    def _prepare_step(self, step: int, parts: Sequence[tuple[AveragedBucket, slice]], *values: object) -> Array:
         """Record that this rank has prepared a step, with the updates that apply it; return (step,) as an array.
 
-        Args:
-            step: Number of the step.
-            parts: Each part of each bucket.
-            values: The mean of each part, then the factors.
+        The values are the mean of each part, then the factors.
         """
         means, factors = values[: len(parts)], values[len(parts) :]
         updates = [
@@ -139,7 +138,7 @@ class SurvivingSteps:
         """
         self._progress, updates = self._progress.begin_next_epoch(step)
         for bucket, part, update in updates:
-            if bucket.applied.get(part.start) != step and not update():
+            if bucket.applied_steps.get(part.start) != step and not update():
                 raise OverlapError(
                     f"the mean gradient of step {step} is not finite, in a bucket with {bucket.plan.names[0]!r}; "
                     "scale the loss down"
@@ -169,7 +168,7 @@ def make_surviving_steps(
         return None, parameters
     earlier = rank.epoch.survivor
     if rank.epoch.step:
-        if not isinstance(earlier, SurvivingSteps) or not earlier.parameters.is_like(parameters):
+        if not isinstance(earlier, SurvivingSteps) or not earlier.parameters.has_same_layout(parameters):
             difference = ""
             if isinstance(earlier, SurvivingSteps):
                 difference = describe_difference(earlier.parameters.tensors(), parameters.tensors())

@@ -94,7 +94,7 @@ class _Linear(ABC):
         for name, array in whole.items():
             if array.shape != expected.get(name):
                 known = " and ".join(f"{each} {shape}" for each, shape in expected.items())
-                raise UsageError(f"whole: {name!r} has shape {array.shape}; the layer has {known}")
+                raise UsageError(f"whole: expected {known}, got {name} {array.shape}")
         return {name: self.cuts("")[name].block(array).copy() for name, array in whole.items()}
 
     def cuts(self, name: str) -> dict[str, Cut]:
@@ -108,23 +108,12 @@ class _Linear(ABC):
             each: Cut(f"{name}.{each}") for each in {"weight", "bias"}.difference(self._axes)
         }
 
-    def _compute(self, fn: Callable[..., object], *args: object, name: str | None = None) -> Future[object]:
-        """Issue a compute that costs the flops of one product with this rank's block on the virtual clock.
-
-        Args:
-            fn: A plain function.
-            args: Its arguments, which may be futures.
-            name: Name for the timeline; None: the name of the function.
-        """
+    def _issue_product(self, fn: Callable[..., object], *args: object, name: str | None = None) -> Future[object]:
+        """Issue a compute that costs the flops of one product with this rank's block on the virtual clock."""
         return self.rank.compute(fn, *args, flops=self._flops, name=name, call_site=users_frame())
 
     def _gather_rows(self, x: object, name: str) -> object:
-        """With `sequence`, issue the gather of the rows of all ranks; else return `x`, which has all rows.
-
-        Args:
-            x: This rank's rows, or a future of them.
-            name: Name of the array, for the timeline.
-        """
+        """With `sequence`, issue the gather of the rows of all ranks; else return `x`, which has all rows."""
         if not self.sequence:
             return x
         return self.group.all_gather(cast("Array", x), name=f"gather {name}", call_site=users_frame())
@@ -132,9 +121,7 @@ class _Linear(ABC):
     def _sum_over_group(self, partial: object, name: str) -> object:
         """Issue the sum over the group; return a future of the sum: all rows, or with `sequence` this rank's block.
 
-        Args:
-            partial: This rank's summand, with all rows, or a future of it.
-            name: Name of the sum, such as "dx", for the timeline.
+        The summand `partial` has all rows.
         """
         if self.sequence:
             return self.group.reduce_scatter(cast("Array", partial), name=f"scatter {name}", call_site=users_frame())
@@ -161,20 +148,11 @@ class _Linear(ABC):
     def backward_weights(self, w: object, kept: object) -> Future[object]:
         """Issue the gradients of the weights, a dict like `w`; `kept` is the second result of `backward_input`."""
         x, dy = cast("Pair", kept)
-        return self._compute(_weight_gradients, w, x, dy)
+        return self._issue_product(_weight_gradients, w, x, dy)
 
 
 def _check_divides(argument: str, count: int, group: Group) -> None:
-    """Refuse a number that the ranks of a group cannot share equally.
-
-    Args:
-        argument: Name of the number, for the error.
-        count: The number.
-        group: The ranks.
-
-    Raises:
-        UsageError: Naming the number and the group.
-    """
+    """Refuse a number that the ranks of a group cannot share equally."""
     if count % group.size:
         raise UsageError(
             f"{argument}: {count} do not divide by the {group.size} ranks of group '{group.name}'; "
@@ -199,12 +177,12 @@ class ColumnLinear(_Linear):
             w: This rank's blocks of the weights.
             x: All rows, or with `sequence` this rank's rows.
         """
-        return self._compute(_multiply, w, self._gather_rows(x, "x"), name="column product"), x
+        return self._issue_product(_multiply, w, self._gather_rows(x, "x"), name="column product"), x
 
     def backward_input(self, w: object, kept: object, dy: object) -> Pair:
         """Issue the gradient of `x`, summed over the group. See `_Linear.backward_input`."""
         x = self._gather_rows(kept, "x again")
-        partial = self._compute(_input_gradient, w, dy, name="column input gradient")
+        partial = self._issue_product(_input_gradient, w, dy, name="column input gradient")
         return self._sum_over_group(partial, "dx"), (x, dy)
 
 
@@ -225,13 +203,13 @@ class RowLinear(_Linear):
             x: This rank's columns, with all rows.
         """
         adds_bias = self.group.rank == 0  # the bias must be in the sum once
-        partial = self._compute(_multiply, w, x, adds_bias, name="row product")
+        partial = self._issue_product(_multiply, w, x, adds_bias, name="row product")
         return self._sum_over_group(partial, "y"), x
 
     def backward_input(self, w: object, kept: object, dy: object) -> Pair:
         """Issue the gradient of this rank's columns of `x`. See `_Linear.backward_input`."""
         whole = self._gather_rows(dy, "dy")
-        return self._compute(_input_gradient, w, whole, name="row input gradient"), (kept, whole)
+        return self._issue_product(_input_gradient, w, whole, name="row input gradient"), (kept, whole)
 
 
 def _multiply(w: Weights, x: Array, adds_bias: bool = True) -> Array:
@@ -253,14 +231,9 @@ def _input_gradient(w: Weights, dy: Array) -> Array:
 
 
 def _weight_gradients(w: Weights, x: Array, dy: Array) -> dict[str, Array]:
-    """Return the gradients of weight and bias, summed over all rows.
+    """Return the gradients of the weight, and of the bias if `w` has one, summed over all rows.
 
     If the arrays have no data, the weights themselves are returned: they have the right shapes.
-
-    Args:
-        w: This rank's blocks of the weights: there is a gradient of the bias if they have a bias.
-        x: (..., inputs) The input of forward.
-        dy: (..., outputs) The gradient of the output.
     """
     if has_no_data(dy):
         # Nothing reads their values: only shapes count.
@@ -314,15 +287,15 @@ class VocabularyLoss:
             UsageError: At the await: a target is no index of a word, or scores and targets differ in shape.
         """
         group = self.group
-        top = self._compute(self._highest_scores, scores, target, name="highest score")
+        top = self._issue_over_scores(self._highest_scores, scores, target, name="highest score")
         if group.size > 1:
             top = group.all_reduce(top, op="max", name="highest scores", call_site=users_frame())
-        sums = self._compute(self._exponential_sums, scores, target, top, name="sum of scores")
+        sums = self._issue_over_scores(self._exponential_sums, scores, target, top, name="sum of scores")
         if group.size > 1:
             sums = group.all_reduce(sums, name="sums of scores", call_site=users_frame())
-        return self._compute(self._gradient_and_loss, scores, target, top, sums, name="loss")
+        return self._issue_over_scores(self._gradient_and_loss, scores, target, top, sums, name="loss")
 
-    def _compute(self, fn: Callable[..., Any], *args: object, name: str) -> Future[Any]:
+    def _issue_over_scores(self, fn: Callable[..., Any], *args: object, name: str) -> Future[Any]:
         """Issue a compute that costs reading and writing all scores of this rank."""
         return self._work.compute(fn, *args, name=name, role="program", moved_bytes=self._moved_bytes)
 
@@ -332,8 +305,8 @@ class VocabularyLoss:
         """Return the highest of this rank's scores for each token; refuse wrong shapes and unknown words."""
         if scores.shape[-1:] != (self._words_per_rank,) or scores.shape[:-1] != np.shape(target):
             raise UsageError(
-                f"loss: scores have shape {scores.shape} and targets {np.shape(target)}; expected "
-                f"{(*np.shape(target), self._words_per_rank)}"
+                f"loss: for targets of shape {np.shape(target)}, expected scores of shape "
+                f"{(*np.shape(target), self._words_per_rank)}, got {scores.shape}"
             )
         if has_no_data(scores):
             return np.broadcast_to(scores.flat[0], scores.shape[:-1])
@@ -347,12 +320,8 @@ class VocabularyLoss:
     def _exponential_sums(self, scores: Array, target: Array, top: Array) -> Array:
         """Return (2, ...), for each token: this rank's sum of exp(score - top), and target score - top.
 
-        The second number is 0 if another rank has the target word, so the sum over ranks is the target's.
-
-        Args:
-            scores: This rank's scores.
-            target: The target words.
-            top: The highest score of each token on all ranks; it is subtracted so that no exponential overflows.
+        The second number is 0 if another rank has the target word, so the sum over ranks is the target's. `top`, the
+        highest score on all ranks, is subtracted so that no exponential overflows.
         """
         if has_no_data(scores):
             return np.broadcast_to(scores.flat[0], (2, *scores.shape[:-1]))
@@ -363,11 +332,8 @@ class VocabularyLoss:
     def _gradient_and_loss(self, scores: Array, target: Array, top: Array, sums: Array) -> tuple[Array, float]:
         """Return the gradient of this rank's scores, (probability - one-hot target) / tokens, and the mean loss.
 
-        Args:
-            scores: This rank's scores; if they have no data, they are returned as the gradient, with a loss of 0.
-            target: The target words.
-            top: The highest score of each token on all ranks.
-            sums: The result of `_exponential_sums`, summed over all ranks.
+        `sums` are those of `_exponential_sums`, of all ranks together. Scores without data are their own gradient, and
+        the loss is then 0.
         """
         if has_no_data(scores):
             return scores, 0.0

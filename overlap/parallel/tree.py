@@ -15,9 +15,9 @@ from ..errors import UsageError
 from ..runtime.derived import Checked, futures_in
 from ..runtime.future import Future
 from ..runtime.trees import sequence_like
-from ..timeline.recording import call_site
+from ..timeline.recording import format_call_site
 from .memory_work import MemoryWork
-from .returned import describe
+from .returned import describe_value
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -56,7 +56,7 @@ def flatten(params: object) -> dict[str, Array]:
         raise UsageError(f"params: expected a dict, list or tuple of arrays, got {type(params).__name__}")
     arrays: dict[str, Array] = {}
     for path in _leaf_paths(params, ()):
-        name, leaf = _join_path(path), pick(params, path)
+        name, leaf = _join_path(path), item_at_path(params, path)
         if not isinstance(leaf, np.ndarray):
             raise UsageError(
                 f"params: {name!r} is of type {type(leaf).__name__}; every leaf must be a numpy array"
@@ -68,7 +68,7 @@ def flatten(params: object) -> dict[str, Array]:
                 "keep what is not trained out of params"
             )
         if name in arrays:
-            raise UsageError(f"params: two arrays are called {name!r}; keys may not contain what makes names equal")
+            raise UsageError(f"params: two arrays are called {name!r}, by their keys joined with '.'; rename a key")
         arrays[name] = leaf
     if not arrays:
         raise UsageError("params: there is no array in it; pass one or more")
@@ -89,16 +89,7 @@ def rebuild(like: object, leaves: Mapping[str, object]) -> object:
 
 
 def _rebuild_branch(like: object, leaves: Mapping[str, object], path: Path) -> object:
-    """Return one branch of the result of `rebuild`.
-
-    Args:
-        like: The branch of the tree whose form is taken.
-        leaves: The new leaves, by full name.
-        path: Path of the branch in the whole tree.
-
-    Raises:
-        UsageError: A leaf is missing.
-    """
+    """Return the branch of the result of `rebuild` at `path`; `leaves` have full names. Raises as `rebuild` does."""
     if not isinstance(like, (Mapping, list, tuple)):
         name = _join_path(path)
         if name not in leaves:
@@ -125,7 +116,7 @@ def paths_by_name(tree: object) -> dict[str, Path]:
     return {_join_path(path): path for path in _leaf_paths(tree, ())}
 
 
-def pick(tree: object, path: Path) -> object:
+def item_at_path(tree: object, path: Path) -> object:
     """Return the leaf or branch at a path; if a branch on the way is a future, a future of the leaf or branch.
 
     Args:
@@ -167,7 +158,7 @@ def _join_path(path: Path) -> str:
 # -- names -----------------------------------------------------------------------------------------------------------
 
 
-class Names:
+class ParameterNames:
     """An index of a tree of parameters: what each name stands for, a parameter or a part of the tree.
 
     Args:
@@ -184,12 +175,7 @@ class Names:
         self._index_part(self.form, ())
 
     def _index_part(self, node: object, path: Path) -> object:
-        """Record the name of a branch and of all branches in it; return the branch as nested dicts of parameter names.
-
-        Args:
-            node: The branch, with parameter names as leaves.
-            path: Path of the branch.
-        """
+        """Record the names of a branch and of all in it; return the branch as nested dicts of parameter names."""
         part = node
         if isinstance(node, (Mapping, list, tuple)):
             part = {key: self._index_part(value, (*path, key)) for key, value in _branch_items(node)}
@@ -197,7 +183,7 @@ class Names:
             self._parts[_join_path(path)] = part
         return part
 
-    def find(self, name: str, of_leaf: Callable[[str], object]) -> object:
+    def map_parameters(self, name: str, of_leaf: Callable[[str], object]) -> object:
         """Return `of_leaf(name)` for a parameter; for a part of the tree, nested dicts of `of_leaf` of each parameter.
 
         Args:
@@ -216,9 +202,9 @@ class Names:
             UsageError: There is no parameter or part of that name.
         """
         part = self._find_part(name)
-        return (cast("str", pick(part, path)) for path in _leaf_paths(part, ()))
+        return (cast("str", item_at_path(part, path)) for path in _leaf_paths(part, ()))
 
-    def pairs(self, name: str, value: object, site: Site) -> Iterator[tuple[str, object]]:
+    def values_by_parameter(self, name: str, value: object, site: Site) -> Iterator[tuple[str, object]]:
         """Yield (full name of a parameter, its value) for each parameter in a part of the tree.
 
         Args:
@@ -235,8 +221,7 @@ class Names:
     def _find_part(self, name: str) -> object:
         """Return a parameter's name, or the part of the tree called `name` as nested dicts of parameter names.
 
-        Raises:
-            UsageError: There is no parameter or part of that name.
+        Raises a `UsageError` if there is none of that name.
         """
         if not isinstance(name, str):
             raise UsageError(f"name: expected a string, such as {next(iter(self._parts))!r}, got {name!r}")
@@ -247,13 +232,9 @@ class Names:
 
 
 def _match_leaves(part: object, value: object, name: str, site: Site) -> Iterator[tuple[str, object]]:
-    """Yield (full name of a parameter, its value) for each parameter in `part`.
+    """Yield (full name of a parameter, its value) for each parameter in `part`, a name or nested dicts of names.
 
-    Args:
-        part: Name of a parameter, or nested dicts of such names.
-        value: The value that was handed over: a tree of the part's form, or a future of one.
-        name: Name of the part, for errors.
-        site: The line that handed `value` over, for errors of a future.
+    The value is a tree of the part's form, or a future of one. `name` and `site` are for errors, `site` for a future's.
     """
     if isinstance(part, str):
         yield part, value
@@ -265,28 +246,21 @@ def _match_leaves(part: object, value: object, name: str, site: Site) -> Iterato
     else:
         _check_items(branches, name, None, value)
     for key, inner in branches.items():
-        yield from _match_leaves(inner, pick(value, (key,)), f"{name}.{key}", site)
+        yield from _match_leaves(inner, item_at_path(value, (key,)), f"{name}.{key}", site)
 
 
 def _check_items(branches: Mapping[str | int, object], name: str, site: Site | None, value: object) -> None:
-    """Refuse a value without an item for each branch.
+    """Refuse a value without an item for each branch; the `UsageError` names the part and the first missing item.
 
-    Args:
-        branches: The branches of a part, by key.
-        name: Name of the part, for the error.
-        site: The line that passed a future of the value; None: the caller is at that line.
-        value: The value, or the result of the future.
-
-    Raises:
-        UsageError: Naming the part, the first item that is missing, and the line.
+    `site` is the line that passed a future of the value; None: the caller is at that line.
     """
     for key in branches:
         try:
-            pick(value, (key,))
+            item_at_path(value, (key,))
         except (TypeError, LookupError):
-            its = f"reduce: what was handed over for {name!r}"
-            where = f"; it was handed over at {call_site(*site)}" if site is not None else ""
-            raise UsageError(f"{its} has no item {key!r}: it is {describe(value)}{where}") from None
+            its = f"reduce: expected an item {key!r} in what was handed over for {name!r}"
+            where = f"; it was handed over at {format_call_site(*site)}" if site is not None else ""
+            raise UsageError(f"{its}, got {describe_value(value)}{where}") from None
 
 
 # -- sums of gradients -----------------------------------------------------------------------------------------------
@@ -333,15 +307,13 @@ class RunningSum:
     def _add_tree(self, first: object, tree: object) -> object:
         """Return the sum of all trees so far; the first addition makes new arrays, later ones write into them.
 
-        Args:
-            first: The first tree, in the first addition; None in later ones.
-            tree: The tree to add.
+        `first` is the first tree in the first addition, and None in later ones.
         """
         # In the first addition `first` may also be None, for a layer without weights: then there are no own arrays yet.
         if first is not None or self._own is None:
             self._own = _sum_trees(first, tree, self._form)
         else:
-            _add_into(self._own, tree)
+            _add_tree_in_place(self._own, tree)
         return self._own
 
 
@@ -353,13 +325,8 @@ def _form_of_tree(like: object) -> object:
 def _sum_trees(first: Any, second: Any, form: object) -> object:
     """Return the sum of two trees of gradients, as new arrays; of arrays without data, the first.
 
-    Args:
-        first: A tree, or None for a layer without weights.
-        second: A tree of the same form.
-        form: The form of the weights, from `_form_of_tree`; None or an empty form: there are no weights.
-
-    Raises:
-        UsageError: A gradient of weights that exist is missing.
+    `first` and an empty `form` (from `_form_of_tree`) are None for a layer without weights. Raises a `UsageError` if a
+    gradient of weights that exist is missing.
     """
     # None is right as the gradient of a layer without weights; otherwise a gradient is missing, which is refused below.
     if first is None and not form:
@@ -374,20 +341,15 @@ def _sum_trees(first: Any, second: Any, form: object) -> object:
             forms = form
         return [_sum_trees(*branches) for branches in zip(first, second, forms, strict=True)]
     if first is None or second is None:
-        raise UsageError("backward: returned None for the gradient of weights; only a layer without weights may")
+        raise UsageError("backward: expected a gradient of the weights, got None; only a layer without weights may")
     return first if has_no_data(first) else first + second
 
 
-def _add_into(own: object, tree: object) -> None:
-    """Add a tree of arrays to another one, in place; arrays without data are not changed.
-
-    Args:
-        own: The tree that is changed: dicts, lists and arrays.
-        tree: A tree of the same form.
-    """
+def _add_tree_in_place(own: object, tree: object) -> None:
+    """Add a tree of arrays to another one of the same form, in place; arrays without data are not changed."""
     if isinstance(own, (Mapping, list)):
         for key, branch in _branch_items(own):
-            _add_into(branch, pick(tree, (key,)))
+            _add_tree_in_place(branch, item_at_path(tree, (key,)))
     # In place, into the array that the tree holds.
     elif not has_no_data(cast("Array", own)):
         own += tree  # type: ignore[operator]
@@ -400,6 +362,6 @@ def has_no_data(array: Array) -> bool:
 
 def _tree_bytes(tree: object) -> int:
     """Return the number of bytes of all arrays in a tree; futures that are not done count as 0."""
-    leaves = (pick(tree, path) for path in _leaf_paths(tree, ()))
+    leaves = (item_at_path(tree, path) for path in _leaf_paths(tree, ()))
     there = (each.result() if isinstance(each, Future) and each.done else each for each in leaves)
     return sum(int(getattr(each, "nbytes", 0)) for each in there)

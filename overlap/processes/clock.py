@@ -32,10 +32,10 @@ class ClockSample:
     server_ns: int  # Coordinator time at which the ping was answered
     back_ns: int  # Local time at which the answer arrived
 
-    def offset(self, now_ns: int) -> ClockOffset:
+    def offset_at(self, now_ns: int) -> ClockOffset:
         """Return the offset by this sample at local time `now_ns`; its error grows with the age of the sample.
 
-        >>> ClockSample(sent_ns=1000, server_ns=5010, back_ns=1020).offset(1020)
+        >>> ClockSample(sent_ns=1000, server_ns=5010, back_ns=1020).offset_at(1020)
         ClockOffset(offset_ns=4000, error_ns=10)
         """
         # both parts of the error are rounded up
@@ -63,10 +63,10 @@ class CoordinatorClock:
         """Add a sample, and drop the oldest one if there are too many."""
         self._samples.append(sample)
 
-    def offset(self, now_ns: int) -> ClockOffset:
+    def best_offset_at(self, now_ns: int) -> ClockOffset:
         """Return the offset with the smallest error at local time `now_ns`. Any thread may call it.
 
         Raises:
             ValueError: There is no sample yet.
         """
-        return min([sample.offset(now_ns) for sample in tuple(self._samples)], key=lambda offset: offset.error_ns)
+        return min([sample.offset_at(now_ns) for sample in tuple(self._samples)], key=lambda offset: offset.error_ns)

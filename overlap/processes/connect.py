@@ -40,7 +40,7 @@ from .wire import MemberLost
 _worlds = count()
 """Numbers of worlds: a program may run several, one after the other, in the same order in all processes."""
 # Held while this process is in a world of its job.
-_in_a_world = threading.Lock()
+_world_lock = threading.Lock()
 _attempts: list[int] = []
 """The attempt of the job, once this process has agreed on it with the others."""
 
@@ -60,10 +60,10 @@ async def join_launched_world(own_place: ProcessPlace, run: RunConfig) -> AsyncI
     """
     machine = cluster_of_place(own_place, run).name
     with ExitStack() as stack:
-        if not _in_a_world.acquire(blocking=False):
+        if not _world_lock.acquire(blocking=False):
             fact = "this process is in a world of its job already, and the others would wait for it in a second one"
             raise UsageError(f"run: {fact}; take a rank of this one, or clock='virtual'")
-        stack.callback(_in_a_world.release)
+        stack.callback(_world_lock.release)
         world = next(_worlds)
         meeting = await make_rendezvous_config(own_place, world, machine, run)
         entering = Entering(world=world + 1, joined=False, ranks_each=own_place.ranks_per_process)
@@ -117,12 +117,11 @@ async def join_world(
         between = await _make_transport(own_place, config, membership, run, notices)
 
         def lose(lost: MemberLost) -> None:
-            """End the wires to a lost process."""
             between.lose(placement[lost.member], lost.reason)
 
         membership.on_loss = lose  # until the wires are open; then the control plane reports losses
         transport = fixed or wrap_transport(Router([NeuronLink(list(own_place.ranks)), between]), wires)
-        with _blame_arguments():
+        with _convert_argument_errors():
             await stack.enter_async_context(transport.open())
         membership.on_loss = on_lost
         yield WorldSetup(
@@ -131,7 +130,7 @@ async def join_world(
             transport=transport,
             restart=config.epoch // WORLDS,
             membership=membership,
-            control_plane=ControlPlane(membership, placement, stopping=notices.cease, on_loss=lose),
+            control_plane=ControlPlane(membership, placement, stopping=notices.stop_reports, on_loss=lose),
             notices=notices,
         )
 
@@ -139,8 +138,7 @@ async def join_world(
 async def _agree_on_attempt(membership: Membership, config: RendezvousConfig) -> RendezvousConfig:
     """Return the configuration with the highest attempt number of all processes, which may differ in their first world.
 
-    A process that its launcher has replaced may count fewer attempts. In later worlds, and without restarts, the
-    numbers agree already.
+    A process that its launcher has replaced may count fewer attempts. Later worlds exchange nothing.
     """
     if not config.fresh:
         return config
@@ -150,7 +148,7 @@ async def _agree_on_attempt(membership: Membership, config: RendezvousConfig) ->
     return config
 
 
-def place_and_setup(
+def make_place_and_setup(
     meeting: tuple[RendezvousConfig, int] | None,
     run_config: RunConfig,
     *,
@@ -244,22 +242,11 @@ async def _make_transport(
     run: RunConfig,
     notices: TransportNotices,
 ) -> Transport:
-    """Return the transport between processes: that of the settings, by default `transports.nearest`.
-
-    Args:
-        own_place: Place of this process.
-        config: Secret, job and epoch of the world.
-        membership: Exchanges addresses.
-        run: Settings of the run.
-        notices: Takes the lines and events of the transport.
-
-    Raises:
-        UsageError: An option does not fit the transport.
-    """
+    """Return that of the settings, by default `transports.nearest`; raise `UsageError` if an option does not fit it."""
     bootstrap = Bootstrap(
         member=own_place.process,
         placement=own_place.placement,
-        exchange=partial(_exchange, membership),
+        exchange=partial(_exchange_for_transport, membership),
         secret=config.secret,
         job=config.job,
         epoch=config.epoch,
@@ -268,17 +255,17 @@ async def _make_transport(
         tls=config.tls,
         options=run.transport_options(),
         report=notices,
-        note=notices.note,
+        note=notices.record_line,
         watched=True,
     )
-    with _blame_arguments():
+    with _convert_argument_errors():
         if run.transport not in (None, "auto"):
-            return factory.find(run.transport)(bootstrap)
+            return factory.find_factory(run.transport)(bootstrap)
         return nearest.factory(bootstrap)
 
 
-async def _exchange(membership: Membership, name: str, part: bytes) -> list[bytes]:
-    """Exchange parts for a transport; if a process is lost, raise `LinkLostError`, an error of transports."""
+async def _exchange_for_transport(membership: Membership, name: str, part: bytes) -> list[bytes]:
+    """Exchange parts; if a process is lost, raise `LinkLostError`, an error of transports."""
     try:
         return await membership.exchange(name, part)
     except MemberLostError as error:
@@ -286,7 +273,7 @@ async def _exchange(membership: Membership, name: str, part: bytes) -> list[byte
 
 
 @contextmanager
-def _blame_arguments() -> Iterator[None]:
+def _convert_argument_errors() -> Iterator[None]:
     """Turn an `ArgumentError` of a transport into a `UsageError`, because the user has set the arguments."""
     try:
         yield

@@ -18,9 +18,9 @@ import trio
 from transports import LinkLostError, Transport
 from transports.failures import REPORT_BUG
 
-from ..errors import OverlapError, PeerLostError, in_one_line
+from ..errors import OverlapError, PeerLostError, one_line_text
 from ..notice import notify
-from ..ranklist import listed, named_ranks, parse_rank_list
+from ..ranklist import format_rank_list, named_ranks, parse_rank_list
 from ..runtime.communicator import BaseEngine
 from ..runtime.communicators import Communicators
 from ..runtime.forms import pack_form
@@ -57,7 +57,7 @@ class ControlPlane:
         on_loss: Called with each loss of a process, after the world has failed because of it.
 
     Attributes:
-        speaks: Whether this process prints messages for the user that concern all processes.
+        reports_for_all: Whether this process prints messages for the user that concern all processes.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class ControlPlane:
         on_loss: Callable[[wire.MemberLost], None] = lambda lost: None,
     ) -> None:
         self._membership, self._placement, self._stopping, self._on_loss = membership, placement, stopping, on_loss
-        self.speaks: bool = membership.member == 0
+        self.reports_for_all: bool = membership.member == 0
         self._world: World
         self._communicators: Communicators
         # functions that fail operations with a broken wire, each with the time at which it is due
-        self._broken_ends: deque[tuple[float, Callable[[], None]]] = deque()
+        self._delayed_failures: deque[tuple[float, Callable[[], None]]] = deque()
         self._views = RemoteViews(membership.member, placement)
         self._news = trio.Event()
         self._must_look = trio.Event()
@@ -90,7 +90,7 @@ class ControlPlane:
         return self._communicators
 
     @asynccontextmanager
-    async def attach(self, world: World) -> AsyncIterator[None]:
+    async def exchange_reports(self, world: World) -> AsyncIterator[None]:
         """Exchange reports with the other processes for the length of an ``async with``."""
         self._world = world
         async with trio.open_nursery() as nursery:
@@ -116,7 +116,7 @@ class ControlPlane:
             while self._world.ending.failure is None:
                 await self._wait_for_report()
 
-    async def views(self, views_here: Sequence[RankView]) -> list[RankView]:
+    async def wait_for_views(self, views_here: Sequence[RankView]) -> list[RankView]:
         """Wait a short time for the reports of other processes on their stopped ranks; return the views of all ranks.
 
         Args:
@@ -125,11 +125,11 @@ class ControlPlane:
         with trio.move_on_after(Evidence.REPORTED.patience_s, shield=True):
             while not self._views.all_stopped:
                 await self._wait_for_report()
-        return self._views.views_at_stop(views_here, self._communicators.left)
+        return self._views.views_at_stop(views_here, self._communicators.finished_ranks)
 
-    def quiet(self) -> dict[int, RankView]:
+    def quiet_views(self) -> dict[int, RankView]:
         """Return the views of ranks in other processes that make no progress, by rank."""
-        return self._views.views_without_progress(self._communicators.left)
+        return self._views.views_without_progress(self._communicators.finished_ranks)
 
     async def _wait_for_report(self) -> None:
         """Wait until a report or a loss of another process was handled."""
@@ -138,12 +138,12 @@ class ControlPlane:
 
     # -- reports of the ranks here ------------------------------------------------------------------------------------
 
-    def _send(self, event: wire.RankEvent) -> None:
+    def _send_event(self, event: wire.RankEvent) -> None:
         """Send an event to all other processes. If that is impossible, print it; no error is raised."""
         try:
-            self._membership.send_notice(wire.encode_body(event))
+            self._membership.send_notice(wire.encode_message(event))
         except Exception as error:
-            reason = in_one_line(error)[: wire.LINE_BYTES]
+            reason = one_line_text(error)[: wire.LINE_BYTES]
             notify(f"{event!r:.40}... was not sent to other processes: {reason}; please report this bug in overlap")
 
     def send_failure(self, rank: int, error: BaseException, doing: list[str]) -> None:
@@ -154,9 +154,9 @@ class ControlPlane:
             error: Its error.
             doing: Lines about the operations of the rank under way.
         """
-        self._send(wire.Failed(culprit=rank, error=wire.pack_error(error), doing=wire.cut_lines(doing)))
+        self._send_event(wire.Failed(culprit=rank, error=wire.pack_error(error), doing=wire.cut_lines(doing)))
 
-    def send_wait(self, of: History, seq: int, call: RankCall) -> None:
+    def send_waiting_call(self, of: History, seq: int, call: RankCall) -> None:
         """Report the call of a rank here that waits, so that others compare it with theirs.
 
         If the call has no dtype, it asks for the dtype, and a rank that has one answers with a report of its own.
@@ -167,8 +167,8 @@ class ControlPlane:
             call: The rank and its call.
         """
         key = call.call.key
-        self._send(
-            wire.Waits(group=of.group_id, channel=of.id, members=listed(of.members), seq=seq, rank=call.rank,
+        self._send_event(
+            wire.Waits(group=of.group_id, channel=of.id, members=format_rank_list(of.members), seq=seq, rank=call.rank,
                   call=key._replace(form=""), form=pack_form(key.form), site=call.call_site)
         )  # fmt: skip
 
@@ -184,44 +184,39 @@ class ControlPlane:
             onwards: Whether all later operations fail, too; then only the text of the error is sent.
         """
         cause = wire.pack_cause(error, with_error=not onwards)
-        self._send(
-            wire.OperationFailed(group=of.group_id, channel=of.id, members=listed(of.members), seq=seq, onwards=onwards,
-                            cause=cause)
+        self._send_event(
+            wire.OperationFailed(group=of.group_id, channel=of.id, members=format_rank_list(of.members), seq=seq,
+                            onwards=onwards, cause=cause)
         )  # fmt: skip
 
     def send_quiet(self, views: Sequence[RankView]) -> None:
         """Report the ranks here that make no progress."""
-        self._send(wire.Quiet(views=wire.cut_views(views, time_ns())))
+        self._send_event(wire.Quiet(views=wire.cut_views(views, time_ns())))
 
     def send_busy(self, rank: int, place: str) -> None:
         """Report the line at which a rank here keeps the event loop, or "" when it no longer does; from any thread."""
-        self._send(wire.Busy(rank=rank, place=wire.cut(place, wire.LINE_BYTES)))
+        self._send_event(wire.Busy(rank=rank, place=wire.cut_text(place, wire.LINE_BYTES)))
 
     def send_closing(self, rank: int) -> None:
         """Report that a rank here issues no more operations, and how many it has issued; it still receives messages."""
-        self._send_counts(rank, goes_on=True)
-        self._send(wire.Closing(rank=rank))
+        self._send_operation_counts(rank, goes_on=True)
+        self._send_event(wire.Closing(rank=rank))
 
-    def send_left(self, rank: int) -> None:
+    def send_finished(self, rank: int) -> None:
         """Report that a rank here has finished, and how many operations it has issued on each communicator."""
         self._communicators.ask_others()
-        self._send_counts(rank, goes_on=False)
+        self._send_operation_counts(rank, goes_on=False)
 
-    def _send_counts(self, rank: int, *, goes_on: bool) -> None:
-        """Report how many operations a rank here has issued on each communicator, in one event or several.
-
-        Args:
-            rank: The rank.
-            goes_on: Whether the rank has not finished yet. Otherwise the last event reports that it has.
-        """
-        uncounted = self._communicators.lost_count
+    def _send_operation_counts(self, rank: int, *, goes_on: bool) -> None:
+        """Report how many operations a rank has issued, in one event or several; it has finished unless `goes_on`."""
+        uncounted = self._communicators.has_lost_counts
         listed_counts = list(self._communicators.issued_counts(rank).items())
         for start in range(0, max(1, len(listed_counts)), _MOST_COUNTS):
             stop = start + _MOST_COUNTS
             more = goes_on or stop < len(listed_counts)
-            self._send(wire.Finished(rank=rank, counts=listed_counts[start:stop], uncounted=uncounted, more=more))
+            self._send_event(wire.Finished(rank=rank, counts=listed_counts[start:stop], uncounted=uncounted, more=more))
 
-    def hold_broken_end(self, operation: Operation, error: LinkLostError, fail: Callable[[], None]) -> None:
+    def delay_wire_failure(self, operation: Operation, error: LinkLostError, fail: Callable[[], None]) -> None:
         """Fail an operation whose wire has broken after a short wait, `Evidence.WIRE_BROKEN.patience_s`.
 
         If a report that names the culprit arrives during the wait, the operation fails with that report instead.
@@ -233,12 +228,12 @@ class ControlPlane:
         """
 
         def fail_if_unfinished() -> None:
-            """Fail the operation, unless a report has ended it already."""
+            """A report may have ended the operation already."""
             if not operation.done:
                 error.evident = True
                 fail()
 
-        self._broken_ends.append((trio.current_time() + Evidence.WIRE_BROKEN.patience_s, fail_if_unfinished))
+        self._delayed_failures.append((trio.current_time() + Evidence.WIRE_BROKEN.patience_s, fail_if_unfinished))
         self.look_soon()
 
     def look_soon(self) -> None:
@@ -253,7 +248,9 @@ class ControlPlane:
             reason: Why; the other processes stop their ranks for it, too. "": they do not.
         """
         self._stopping()
-        self._send(wire.Stopped(views=wire.cut_views(views, time_ns()), reason=wire.cut(reason, wire.LINE_BYTES)))
+        self._send_event(
+            wire.Stopped(views=wire.cut_views(views, time_ns()), reason=wire.cut_text(reason, wire.LINE_BYTES))
+        )
 
     # -- tasks -----------------------------------------------------------------------------------------------------
 
@@ -266,11 +263,11 @@ class ControlPlane:
                 pause_s, pause.deadline = _WATCH_S, min(pause.deadline, trio.current_time() + _WATCH_S)
                 await trio.sleep_forever()
             self._must_look = trio.Event()
-            while self._broken_ends and self._broken_ends[0][0] <= trio.current_time():
-                _, fail_if_unfinished = self._broken_ends.popleft()
+            while self._delayed_failures and self._delayed_failures[0][0] <= trio.current_time():
+                _, fail_if_unfinished = self._delayed_failures.popleft()
                 fail_if_unfinished()
             waits = self._communicators.ask_others(perf_counter_ns() - _LONG_NS)
-            pause_s = _WATCH_S if waits or self._broken_ends else min(2 * pause_s, _REST_S)
+            pause_s = _WATCH_S if waits or self._delayed_failures else min(2 * pause_s, _REST_S)
 
     async def _handle_messages(self) -> None:
         """Act on the notices and losses of other processes, in their order, until cancelled."""
@@ -282,7 +279,7 @@ class ControlPlane:
             self._news.set()
 
     def _handle_lost_member(self, lost: wire.MemberLost) -> None:
-        """End the world because a process is lost: `await` raises `PeerFailedError`, `run` raises `RankFailedError`."""
+        """End the world: `await` raises `PeerFailedError`, `run` raises `RankFailedError`."""
         ranks = self._placement[lost.member]
         # looked up before any operation fails: an operation here that waits for the lost ranks, as text
         waited = self._world.reports.waiting_operation(ranks)
@@ -296,17 +293,13 @@ class ControlPlane:
         """Act on an event of another process; if the event is invalid, the world fails with that process as culprit."""
         member = notice.member
         try:
-            self._apply_event(member, wire.decode(notice.body))
+            self._apply_event(member, wire.decode_message(notice.body))
         except OverlapError as error:
             failure = OverlapError(f"process {member} sent an invalid event: {error}; {REPORT_BUG}")
             self._world.end_by_culprit(self._placement[member][0], failure, [])
 
     def _apply_event(self, member: int, event: wire.Message) -> None:
-        """Act on an event of the ranks of a process.
-
-        Raises:
-            OverlapError: The event is invalid.
-        """
+        """Act on an event of the ranks of a process; raise `OverlapError` if it is invalid."""
         member_ranks, communicators = self._placement[member], self._communicators
         # an event has a field `rank`, or the cases below check the ranks in its other fields
         if getattr(event, "rank", member_ranks[0]) not in member_ranks:
@@ -314,28 +307,30 @@ class ControlPlane:
         match event:
             # the end of a rank
             case wire.Failed():
-                self._views.check_exist([event.culprit])
+                self._views.check_ranks_exist([event.culprit])
                 self._world.end_by_culprit(event.culprit, wire.unpack_error(event.error), event.doing)
             case wire.Closing():
-                communicators.closing.add(event.rank)
+                communicators.closing_ranks.add(event.rank)
             case wire.Finished():
-                communicators.record_count(event.rank, event.counts, uncounted=event.uncounted)
+                communicators.record_issued_counts(event.rank, event.counts, uncounted=event.uncounted)
                 if not event.more:
-                    communicators.rank_left(event.rank)
+                    communicators.on_rank_left(event.rank)
             # operations
             case wire.Waits():
                 call = RankCall(event.rank, wire.unpack_call(event.call, event.form), event.site)
-                if self._concerns(event):
+                if self._concerns_rank_here(event):
                     communicators.compare_remote_call(event.group, event.channel, event.seq, call)
             case wire.OperationFailed():
                 ranks = event.cause.ranks if isinstance(event.cause, wire.Difference) else [event.cause.rank]
-                self._views.check_exist(ranks)
-                if self._concerns(event):
+                self._views.check_ranks_exist(ranks)
+                if self._concerns_rank_here(event):
                     error = wire.unpack_cause(event.cause)
-                    communicators.fail_here(event.group, event.channel, event.seq, error, onwards=event.onwards)
+                    communicators.fail_reported_operation(
+                        event.group, event.channel, event.seq, error, onwards=event.onwards
+                    )
             # stalls
             case wire.Busy() | wire.Quiet() | wire.Stopped():
-                self._views.apply(member, event)
+                self._views.store_report(member, event)
                 if isinstance(event, wire.Stopped):
                     self._stopping()
                     if event.reason:
@@ -343,8 +338,8 @@ class ControlPlane:
             case _:
                 raise OverlapError(f"a {type(event).__name__} is none")
 
-    def _concerns(self, event: wire.Waits | wire.OperationFailed) -> bool:
-        """Whether a rank here is a member of the group of an event."""
+    def _concerns_rank_here(self, event: wire.Waits | wire.OperationFailed) -> bool:
+        """Whether a rank here is in the group of an event; raise `OverlapError` if its ranks are invalid."""
         try:
             return not set(parse_rank_list(event.members)).isdisjoint(self._placement[self._membership.member])
         except ValueError as error:
@@ -367,11 +362,11 @@ class RemoteViews:
         self._busy: dict[int, wire.Busy] = {}  # the rank that keeps the event loop
         self._stopped: dict[int, list[RankView]] = {}  # views of the ranks when the process stopped them
 
-    def apply(self, member: int, event: wire.Busy | wire.Quiet | wire.Stopped) -> None:
+    def store_report(self, member: int, event: wire.Busy | wire.Quiet | wire.Stopped) -> None:
         """Store the report of a process.
 
         Raises:
-            OverlapError: The report is about ranks of another process, or ranks that do not exist.
+            OverlapError: The report says that ranks of another process, or that do not exist, are quiet or stopped.
         """
         match event:
             case wire.Busy(place=""):
@@ -379,31 +374,30 @@ class RemoteViews:
             case wire.Busy():
                 self._busy[member] = event
             case wire.Quiet():
-                self._quiet[member] = self._validated_on_our_clock(member, event.views)
+                self._quiet[member] = self._views_on_own_clock(member, event.views)
             case wire.Stopped():
-                self._stopped[member] = self._validated_on_our_clock(member, event.views)
+                self._stopped[member] = self._views_on_own_clock(member, event.views)
 
-    def _validated_on_our_clock(self, member: int, views: list[RankView]) -> list[RankView]:
-        """Check that views are of ranks of process `member`, and return them with times of this host's clock.
+    def _views_on_own_clock(self, member: int, views: list[RankView]) -> list[RankView]:
+        """Return views with times of this host's clock.
 
-        Raises:
-            OverlapError: A view is of a rank of another process, or names a rank that does not exist.
+        Raise `OverlapError` if one is of a rank of another process, or names a rank that does not exist.
         """
         # an `End` is one rank's side of an operation in which it waits
         ends = [end for view in views for end in view.ends]
         viewed = {view.rank for view in views} | {end.rank for end in ends}
-        self.check_exist(viewed)
+        self.check_ranks_exist(viewed)
         if foreign := sorted(viewed.difference(self._placement[member])):
             owner = next(process for process, ranks in enumerate(self._placement) if foreign[0] in ranks)
             raise OverlapError(f"it has the view of rank {foreign[0]}, which belongs to process {owner}")
         # the rank whose code keeps the event loop of a viewed rank
-        self.check_exist(view.kept_by for view in views if view.kept_by is not None)
+        self.check_ranks_exist(view.kept_by for view in views if view.kept_by is not None)
         for end in ends:
             # members of the group, and members that have not arrived
-            self.check_exist((*end.call.members, *(end.lacks or ())))
+            self.check_ranks_exist((*end.call.members, *(end.lacks or ())))
         return wire.shift_views(views, time_ns())
 
-    def check_exist(self, ranks: Iterable[int]) -> None:
+    def check_ranks_exist(self, ranks: Iterable[int]) -> None:
         """Raise `OverlapError` if one of some ranks does not exist."""
         if unknown := [rank for rank in ranks if rank not in self._ranks]:
             raise OverlapError(f"it is about rank {unknown[0]}, and there are {len(self._ranks)} ranks")
@@ -435,12 +429,7 @@ class RemoteViews:
         return {view.rank: view for views in known.values() for view in views}
 
     def _assume_views(self, member: int, finished: Collection[int]) -> list[RankView]:
-        """Return views of the ranks of a process that has not reported any, from other reports on them.
-
-        Args:
-            member: The process.
-            finished: Ranks that have finished.
-        """
+        """Return views of the ranks of a process that has not reported any, from other reports on them."""
         busy = self._busy.get(member)
         views = []
         for rank in self._placement[member]:

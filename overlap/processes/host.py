@@ -16,7 +16,7 @@ import trio
 from transports.handshake import HandshakeError, welcome
 from transports.identity import Hello
 
-from .identity import FRESH, RendezvousConfig, name_epoch
+from .identity import FRESH, RendezvousConfig, format_epoch
 from .link import ControlLink, MemberLinks
 from .members import Members, MembershipPhase
 from .sockets import format_endpoint, listen, set_socket_options
@@ -46,14 +46,14 @@ class Host(MemberLinks):
     def __init__(
         self, config: RendezvousConfig, deliver: Callable[[Message], None], report: Callable[[str], None]
     ) -> None:
-        to_member_0, self._of_member_0 = trio.open_memory_channel[Message](math.inf)
+        to_member_0, self._messages_for_member_0 = trio.open_memory_channel[Message](math.inf)
         super().__init__(config, to_member_0.send_nowait, report)
         self.members: Members = Members(config)
         self._handle = deliver
         self._hello = config.greeting
-        self._pending: dict[trio.CancelScope, None] = {}  # handshakes under way, the oldest first
+        self._handshakes: dict[trio.CancelScope, None] = {}  # handshakes under way, the oldest first
 
-    async def enter(self, nursery: trio.Nursery) -> None:
+    async def start_and_join(self, nursery: trio.Nursery) -> None:
         """Listen as member 0; return when all members have joined.
 
         Args:
@@ -68,22 +68,22 @@ class Host(MemberLinks):
         listener = listen(config.endpoint) if config.listener is None else config.listener.dup()
         nursery.start_soon(self.accept_connections, trio.SocketListener(trio.socket.from_stdlib_socket(listener)))
         nursery.start_soon(self.watch_silences, self.members.judge_silences)
-        nursery.start_soon(self.deliver)
+        nursery.start_soon(self.deliver_to_member_0)
         # member 0 itself, which has no connection and so no address
-        self.act(self.members.connect(0, ""))
+        self.perform_actions(self.members.add_connection(0, ""))
         self.receive(0, Join(detail=config.detail, process=config.process))
         with trio.move_on_after(config.timeout_s):
             while not self.settled.is_set():
                 with trio.move_on_after(config.progress_s) as pause:
                     await self.settled.wait()
                 if pause.cancelled_caught:
-                    self.act(self.members.report_progress())
+                    self.perform_actions(self.members.report_progress())
             await trio.lowlevel.checkpoint()
         if not self.settled.is_set():
-            self.act(self.members.give_up())
+            self.perform_actions(self.members.give_up_joining())
             with trio.move_on_after(LAST_MESSAGE_S):
                 await self.hang_up()
-        self.check_started()
+        self.check_world_starts()
 
     async def accept_connections(self, listener: trio.SocketListener) -> None:
         """Accept connections, and serve each in a task, until cancelled.
@@ -108,18 +108,18 @@ class Host(MemberLinks):
 
     def receive(self, member: int, message: Message) -> None:
         """Act on a message of a member."""
-        self.act(self.members.receive(member, message, perf_counter_ns()))
+        self.perform_actions(self.members.receive(member, message, perf_counter_ns()))
 
-    async def deliver(self) -> None:
+    async def deliver_to_member_0(self) -> None:
         """Pass messages to member 0, until cancelled; notices and losses only after they were sent to other members.
 
         After such a message, the program of member 0 may end this process. Without the message, the others would see
         only that end, and blame member 0. A member that does not read delays delivery by `LAST_MESSAGE_S` at most.
         """
         while True:
-            queued = [await self._of_member_0.receive()]
-            while self._of_member_0.statistics().current_buffer_used:
-                queued.append(self._of_member_0.receive_nowait())
+            queued = [await self._messages_for_member_0.receive()]
+            while self._messages_for_member_0.statistics().current_buffer_used:
+                queued.append(self._messages_for_member_0.receive_nowait())
             if any(isinstance(message, MemberLost | MemberNotice) for message in queued):
                 with trio.move_on_after(LAST_MESSAGE_S):
                     for link in list(self.links.values()):
@@ -129,7 +129,7 @@ class Host(MemberLinks):
 
     async def _serve_connection(self, connection: trio.SocketStream) -> None:
         """Shake hands on a new connection, and serve the member until the connection ends."""
-        address = _name_peer(connection)
+        address = _peer_address_text(connection)
         tls = self._config.tls
         stream = connection if tls is None else tls.wrap(connection, serving=True)
         try:
@@ -140,29 +140,29 @@ class Host(MemberLinks):
                 if hello.epoch == self._hello.epoch or self._accepts_any_attempt(hello):
                     await self.serve_member(stream, address, hello.member)
         except HandshakeError as error:
-            self.act(self.members.reject(address, error.why, str(error)))
+            self.perform_actions(self.members.report_failed_handshake(address, error.why, str(error)))
         except (OSError, trio.BrokenResourceError):
             pass  # the other side left before the handshake
 
     async def _shake_hands(self, stream: trio.abc.Stream) -> Hello:
-        """Shake hands on a new connection, and return the other side's hello.
+        """Return the hello of the other side.
 
         If too many handshakes are under way, the oldest is given up: a member needs milliseconds, and would try again.
         """
-        if len(self._pending) >= 2 * self._config.members + 8:
-            oldest = next(iter(self._pending))
-            del self._pending[oldest]
+        if len(self._handshakes) >= 2 * self._config.members + 8:
+            oldest = next(iter(self._handshakes))
+            del self._handshakes[oldest]
             oldest.cancel()
         with trio.CancelScope() as scope:
-            self._pending[scope] = None
+            self._handshakes[scope] = None
             try:
-                return await welcome(stream, self._config.secret, self._validate_hello)
+                return await welcome(stream, self._config.secret, self._answer_hello)
             finally:
-                self._pending.pop(scope, None)
+                self._handshakes.pop(scope, None)
         # reached only when the scope was cancelled, as the oldest one
-        raise HandshakeError("it sent nothing while too many other connections waited", why="crowded")
+        raise HandshakeError("it sent nothing while too many others waited; a process tries again", why="crowded")
 
-    def _validate_hello(self, hello: Hello) -> Hello | str:
+    def _answer_hello(self, hello: Hello) -> Hello | str:
         """Return this host's hello, or why the other side is refused, as text.
 
         A process of a later epoch is not refused: it gets this host's hello, sees the epoch, and tries again later.
@@ -173,16 +173,13 @@ class Host(MemberLinks):
         if self._accepts_any_attempt(hello):
             own_hello = replace(own_hello, epoch=hello.epoch)
         elif hello.epoch < own_hello.epoch and hello.detail != FRESH:
-            return f"epoch {name_epoch(hello.epoch)} refused, current is {name_epoch(own_hello.epoch)}"
+            return f"epoch {format_epoch(hello.epoch)} refused, current is {format_epoch(own_hello.epoch)}"
         if hello.epoch == own_hello.epoch and hello.members != own_hello.members:
             return f"expected {own_hello.members} processes, this one was started with {hello.members}"
         return own_hello
 
     def _accepts_any_attempt(self, hello: Hello) -> bool:
-        """Whether the sender of a hello may join with another attempt number than this process has.
-
-        It may if neither of the two has been in a world yet, and not all have joined: all then agree on a number.
-        """
+        """Whether both sides are in their first world, and not all have joined: all then agree on an attempt number."""
         return FRESH == hello.detail == self._hello.detail and self.members.phase is MembershipPhase.GATHERING
 
     async def serve_member(self, stream: trio.abc.Stream, address: str, member: int) -> None:
@@ -196,22 +193,21 @@ class Host(MemberLinks):
         link = ControlLink(stream, limit_bytes=_OUTBOX_LIMIT_BYTES)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.write)
-            self.act(self.members.connect(member, address), link)
+            self.perform_actions(self.members.add_connection(member, address), link)
             is_refused = link.over
             if not is_refused:
                 self.links[member] = link
             reason = await link.read(lambda message: self.receive(member, message))
             if not is_refused:
                 del self.links[member]
-                self.act(self.members.end_link(member, reason))
+                self.perform_actions(self.members.end_link(member, reason))
             link.send(Refused(reason=reason))
             with trio.move_on_after(LAST_MESSAGE_S):
                 await link.flush()
             nursery.cancel_scope.cancel()
 
 
-def _name_peer(connection: trio.SocketStream) -> str:
-    """Return the address of the other end, for messages."""
+def _peer_address_text(connection: trio.SocketStream) -> str:
     try:
         return format_endpoint(connection.socket.getpeername()[:2])
     except OSError:

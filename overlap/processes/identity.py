@@ -94,9 +94,9 @@ class RendezvousConfig(Identity):
     @property
     def greeting(self) -> Hello:
         """The hello with which this process introduces itself to the other processes."""
-        return self.hello("member", FRESH if self.fresh else "")
+        return self.make_hello("member", FRESH if self.fresh else "")
 
-    def name_absent(self, missing: Sequence[int], departed: Sequence[int]) -> str:
+    def format_absent_members(self, missing: Sequence[int], departed: Sequence[int]) -> str:
         """Return why not all members have joined, as text.
 
         Args:
@@ -104,32 +104,32 @@ class RendezvousConfig(Identity):
             departed: Missing members that had joined, and gave up waiting. They are named apart, as not at fault.
         """
         never = [member for member in missing if member not in departed]
-        sentences = [f"{name_processes(never)} did not join within {self.timeout_s:g} s"] if never else []
+        sentences = [f"{format_processes(never)} did not join within {self.timeout_s:g} s"] if never else []
         if departed:
-            sentences.append(f"{name_processes(departed)} had joined, and went away before all were there")
+            sentences.append(f"{format_processes(departed)} had joined, and went away before all were there")
         return "; ".join(sentences)
 
-    def name(self, member: int) -> str:
+    def format_member(self, member: int) -> str:
         """Return the name of a member for messages, such as "process 1 (ranks 2-3)"; without ranks if unknown."""
         # empty if the number of ranks is unknown
         ranks = range(member * self.ranks_each, (member + 1) * self.ranks_each)
         return f"process {member} ({named_ranks(ranks)})" if ranks else f"process {member}"
 
 
-def name_epoch(epoch: int) -> str:
+def format_epoch(epoch: int) -> str:
     """Return an epoch as text: the number of the world, and the number of the attempt unless it is the first.
 
-    >>> name_epoch(3), name_epoch(2 * WORLDS)
+    >>> format_epoch(3), format_epoch(2 * WORLDS)
     ('3', '0 of restart 2')
     """
     restart, world = divmod(epoch, WORLDS)
     return f"{world} of restart {restart}" if restart else str(world)
 
 
-def name_processes(members: Sequence[int]) -> str:
+def format_processes(members: Sequence[int]) -> str:
     """Return a short text that names processes.
 
-    >>> name_processes([3]), name_processes([3, 7]), name_processes(range(1, 20))[-21:]
+    >>> format_processes([3]), format_processes([3, 7]), format_processes(range(1, 20))[-21:]
     ('process 3', 'processes 3, 7', '14, 15, 16 and 3 more')
     """
     named = ", ".join(map(str, members[:_NAMED_LIMIT]))

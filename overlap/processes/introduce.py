@@ -51,14 +51,14 @@ async def introduce_by_mpi(
     arguments = ("-S", "-E", "-c", _WATCHER, str(timeout_s), str(os.getpid()), line)
     watcher = subprocess.Popen([sys.executable, *arguments], stdin=subprocess.PIPE)  # noqa: ASYNC220 - takes a moment
     try:
-        return await _introduce(own_place)
+        return await _broadcast_endpoint(own_place)
     finally:
         # closes the input of the child, which then ends, and waits for it
         watcher.communicate()
 
 
-async def _introduce(own_place: ProcessPlace) -> tuple[tuple[str, int], bytes, socket.socket | None]:
-    """Broadcast endpoint and secret of process 0 by MPI; result and errors as of `introduce_by_mpi`."""
+async def _broadcast_endpoint(own_place: ProcessPlace) -> tuple[tuple[str, int], bytes, socket.socket | None]:
+    """Broadcast the endpoint and the secret of process 0; result and errors are those of `introduce_by_mpi`."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError):  # mpi4py without a library

@@ -24,7 +24,7 @@ from ..tasks import open_background_nursery
 from ..threads import start_thread
 from .clock import ClockOffset, CoordinatorClock
 from .host import LAST_MESSAGE_S, Host
-from .identity import JoinError, RendezvousConfig, name_epoch
+from .identity import JoinError, RendezvousConfig, format_epoch
 from .launchers import is_loopback
 from .link import ControlLink, MemberLinks
 from .members import Client, News, View
@@ -54,13 +54,13 @@ async def join(config: RendezvousConfig, *, report: Callable[[str], None]) -> As
         ListenError: This is member 0, and it cannot listen at the endpoint.
         ArgumentError: A TLS file is missing or wrong.
     """
-    joining = join_here(config, report=report, home=current_trio_token())
-    async with in_own_thread("overlap membership", joining) as membership:
+    joining = join_in_this_loop(config, report=report, home=current_trio_token())
+    async with enter_in_own_thread("overlap membership", joining) as membership:
         yield membership
 
 
 @asynccontextmanager
-async def join_here(
+async def join_in_this_loop(
     config: RendezvousConfig, *, report: Callable[[str], None], home: TrioToken | None = None
 ) -> AsyncIterator[Membership]:
     """Join a world as `join` does, with the connection in this event loop.
@@ -74,12 +74,12 @@ async def join_here(
         config.tls.check()
     membership = Membership(config, home or current_trio_token())
     async with open_background_nursery() as nursery:
-        services = await nursery.start(_keep_open)
+        services = await nursery.start(_hold_nursery_open)
         # member 0 is the host
         kind = _ClientConnection if config.member else Host
-        connections = kind(config, membership.handle, report)
+        connections = kind(config, membership.pass_to_program, report)
         try:
-            await connections.enter(services)
+            await connections.start_and_join(services)
             membership.send, membership.host_clock = connections.send, connections.clock
             try:
                 yield membership
@@ -91,7 +91,7 @@ async def join_here(
             services.cancel_scope.cancel()
 
 
-async def _keep_open(task_status: trio.TaskStatus[trio.Nursery]) -> None:
+async def _hold_nursery_open(task_status: trio.TaskStatus[trio.Nursery]) -> None:
     """Open a nursery that ends only when its own scope is cancelled, and report it by `task_status`."""
     # A cancelled caller would not get the nursery, and could not end it. So a cancellation is raised before it opens;
     # there is no checkpoint between this one and `started`.
@@ -136,7 +136,7 @@ class Membership:
     def clock_offset(self) -> ClockOffset:
         """Offset of member 0's ``time.perf_counter_ns`` from this process's: the best estimate so far."""
         samples = self.host_clock
-        return ClockOffset(offset_ns=0, error_ns=0) if samples is None else samples.offset(perf_counter_ns())
+        return ClockOffset(offset_ns=0, error_ns=0) if samples is None else samples.best_offset_at(perf_counter_ns())
 
     async def exchange(self, name: str, part: bytes = b"", *, doing: str = "") -> list[bytes]:
         """Send a part to all members, and return the parts of all members, in member order.
@@ -157,11 +157,11 @@ class Membership:
         if len(part) > BLOB_LIMIT_BYTES:
             size = f"{len(part)} bytes, the limit is {BLOB_LIMIT_BYTES}"
             raise UsageError(f"{doing}: the part has {size}; {REPORT_BUG}")
-        self._view.check_exchange(doing)
+        self._view.check_all_present(doing)
         turn = self._view.begin_exchange(name)
         try:
             self._send_soon(Contribution(name=name, turn=turn, blob=bytes(part)))
-            return await self._wait_for(lambda: self._view.exchange_parts(name, turn, doing))
+            return await self._wait_until_found(lambda: self._view.exchange_parts(name, turn, doing))
         finally:
             self._view.end_exchange(name, turn)
 
@@ -196,7 +196,7 @@ class Membership:
 
         Ends after this member has left, or member 0 is lost.
         """
-        await self._wait_for(lambda: self._view.news or self._view.over or None)
+        await self._wait_until_found(lambda: self._view.news or self._view.over or None)
         if not self._view.news:
             raise StopAsyncIteration
         return self._view.news.popleft()
@@ -213,9 +213,9 @@ class Membership:
         """
         if not self._view.over:
             self._send_soon(Bye())
-        await self._wait_for(lambda: self._view.over or None)
+        await self._wait_until_found(lambda: self._view.over or None)
 
-    def handle(self, message: Message) -> None:
+    def pass_to_program(self, message: Message) -> None:
         """Pass a message to the program's event loop; called in the loop of the connection."""
         with suppress(trio.RunFinishedError):
             self._home.run_sync_soon(self._receive, message)
@@ -229,17 +229,17 @@ class Membership:
     def _send_soon(self, message: Message) -> None:
         """Send a message to member 0, in the order of the calls, from any thread."""
         with suppress(trio.RunFinishedError):
-            # `self.send` is looked up only when this runs, because `join_here` replaces it
+            # `self.send` is looked up only when this runs, because `join_in_this_loop` replaces it
             self._connection_loop.run_sync_soon(lambda: self.send(message))
 
     def _receive(self, message: Message) -> None:
-        """Act on a message of member 0, in the program's event loop, and wake tasks that wait for one."""
-        if (loss := self._view.handle(message)) is not None:
+        """Act on a message of member 0, in the program's event loop, and notify tasks that wait for one."""
+        if (loss := self._view.apply_message(message)) is not None:
             self.on_loss(loss)
         self._changed.set()
         self._changed = trio.Event()
 
-    async def _wait_for(self, find: Callable[[], T | None]) -> T:
+    async def _wait_until_found(self, find: Callable[[], T | None]) -> T:
         """Call `find` now, and after each message, until its result is not None; return the result."""
         await trio.lowlevel.checkpoint()
         while (found := find()) is None:
@@ -268,7 +268,7 @@ class _ClientConnection(MemberLinks):
         """Send a message to member 0."""
         self.links[0].send(message)
 
-    async def enter(self, nursery: trio.Nursery) -> None:
+    async def start_and_join(self, nursery: trio.Nursery) -> None:
         """Connect to the host, and return when all members have joined.
 
         Raises:
@@ -276,39 +276,39 @@ class _ClientConnection(MemberLinks):
         """
         with trio.move_on_after(self._config.timeout_s):
             nursery.start_soon(self._report_obstacle)
-            stream = await self._reach()
+            stream = await self._connect_with_retries()
             self._obstacle = ""
             self.links[0] = ControlLink(stream, limit_bytes=_OUTBOX_LIMIT_BYTES)
-            for task in (self.links[0].write, self._read_until_end, self._beat):
+            for task in (self.links[0].write, self._read_until_end, self._exchange_signs_of_life):
                 nursery.start_soon(task)
             await self.settled.wait()
         if not self.settled.is_set():
-            self.act(self._client.give_up(self._obstacle))
-        self.check_started()
+            self.perform_actions(self._client.give_up_joining(self._obstacle))
+        self.check_world_starts()
         self.clock = self._client.clock
 
     async def _read_until_end(self) -> None:
-        """Act on the messages of member 0 until the connection ends, and then on the end."""
+        """Act on the messages of member 0, and then on the end of the connection."""
         link, client = self.links[0], self._client
         async with link.stream:
-            reason = await link.read(lambda message: self.act(client.receive(message, perf_counter_ns())))
-            self.act(client.end_link(reason))
+            reason = await link.read(lambda message: self.perform_actions(client.receive(message, perf_counter_ns())))
+            self.perform_actions(client.end_link(reason))
 
-    async def _beat(self) -> None:
+    async def _exchange_signs_of_life(self) -> None:
         """Send signs of life, and watch for those of the host, until cancelled."""
-        self.act(self._client.beat({}, perf_counter_ns()))
-        await self.watch_silences(lambda silences: self._client.beat(silences, perf_counter_ns()))
+        self.perform_actions(self._client.ping_and_judge_silence({}, perf_counter_ns()))
+        await self.watch_silences(lambda silences: self._client.ping_and_judge_silence(silences, perf_counter_ns()))
 
-    async def _reach(self) -> trio.abc.Stream:
-        """Return a connection to the host, trying again until it listens, because processes start in any order."""
+    async def _connect_with_retries(self) -> trio.abc.Stream:
+        """Try again until the host listens, because processes start in any order."""
         pause_s = _FIRST_PAUSE_S
-        while (stream := await self._connect()) is None:
+        while (stream := await self._try_to_connect()) is None:
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         return stream
 
-    async def _connect(self) -> trio.abc.Stream | None:
-        """Connect to the host and shake hands once; return None if another attempt may succeed."""
+    async def _try_to_connect(self) -> trio.abc.Stream | None:
+        """Connect and shake hands once; return None if another attempt may succeed, else raise `JoinError`."""
         config = self._config
         try:
             stream, host = await dial_and_greet(
@@ -322,7 +322,9 @@ class _ClientConnection(MemberLinks):
             raise JoinError(f"process 0 at {format_endpoint(config.endpoint)}: {error}") from error
         if host.epoch == config.epoch:
             return stream
-        self._obstacle = f"epoch {name_epoch(host.epoch)} has not ended there, this is epoch {name_epoch(config.epoch)}"
+        self._obstacle = (
+            f"epoch {format_epoch(host.epoch)} has not ended there, this is epoch {format_epoch(config.epoch)}"
+        )
         await trio.aclose_forcefully(stream)
         return None
 
@@ -342,7 +344,7 @@ class _ClientConnection(MemberLinks):
 
 
 @asynccontextmanager
-async def in_own_thread(name: str, manager: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
+async def enter_in_own_thread(name: str, manager: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
     """Enter an async context manager in the event loop of a new thread, for the length of a block in this loop.
 
     The block gets the value of the manager. An error of the manager cancels the block, and is raised here.
@@ -373,7 +375,7 @@ async def in_own_thread(name: str, manager: AbstractAsyncContextManager[T]) -> A
                 await left.wait()
 
     def run_loop() -> None:
-        """Run the loop of the thread; an error cancels the block."""
+        """An error cancels the block."""
         nonlocal failure
         try:
             trio.run(hold_manager)

@@ -1,6 +1,6 @@
 """Launchers other than `overlap run`: the variables that they set for their processes.
 
-A `Row` has the values of one launcher. Slurm also writes its hosts in a short form: `node[01-03,7],login`.
+`LauncherValues` has the values of one launcher. Slurm also writes its hosts in a short form: `node[01-03,7],login`.
 """
 
 from __future__ import annotations
@@ -38,29 +38,28 @@ class LauncherValues:
 
 
 def _read_torchrun(environ: Mapping[str, str]) -> LauncherValues | None:
-    """Return the values of torchrun, or None if it has not started this process.
-
-    A restart is another job: processes of an earlier attempt cannot join it.
-    """
+    """Return None if it has not started this process. A restart is another job: earlier processes cannot join it."""
     job = ".".join(filter(None, (environ.get("TORCHELASTIC_RUN_ID"), environ.get("TORCHELASTIC_RESTART_COUNT"))))
     local = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-    return _read_row("torchrun", environ, ("RANK", "WORLD_SIZE"), local, job=job)
+    return _read_launcher_values("torchrun", environ, ("RANK", "WORLD_SIZE"), local, job=job)
 
 
 def _read_open_mpi(environ: Mapping[str, str]) -> LauncherValues | None:
-    """Return the values of Open MPI, or None if it has not started this process."""
+    """Return None if it has not started this process."""
     names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
     local = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", None)
-    return _read_row("Open MPI", environ, names, local, job=environ.get("PMIX_NAMESPACE"))
+    return _read_launcher_values("Open MPI", environ, names, local, job=environ.get("PMIX_NAMESPACE"))
 
 
 def _read_mpich(environ: Mapping[str, str]) -> LauncherValues | None:
-    """Return the values of MPICH, or None if it has not started this process."""
-    return _read_row("MPICH", environ, ("PMI_RANK", "PMI_SIZE"), ("MPI_LOCALRANKID", "MPI_LOCALNRANKS", None))
+    """Return None if it has not started this process."""
+    return _read_launcher_values(
+        "MPICH", environ, ("PMI_RANK", "PMI_SIZE"), ("MPI_LOCALRANKID", "MPI_LOCALNRANKS", None)
+    )
 
 
 def _read_slurm(environ: Mapping[str, str]) -> LauncherValues | None:
-    """Return the values of Slurm, or None if `srun` has not started this process as a task of a step.
+    """Return None unless `srun` has started this process as a task of a step.
 
     A batch script is not such a task: it has only the variables of its job, and is a single process.
     """
@@ -80,7 +79,7 @@ def _read_slurm(environ: Mapping[str, str]) -> LauncherValues | None:
         # If nodes do not have blocks of successive tasks, each task counts as a node of its own.
         if processes > count > 1 and not _tasks_fill_nodes_in_order(environ, processes, count):
             node, count = process, processes
-        _check_blocks("Slurm", process, processes, node=node, nodes=count)
+        _check_node_blocks("Slurm", process, processes, node=node, nodes=count)
     job = read_number(environ, "SLURM_JOB_ID") or 0
     attempt = environ.get("SLURM_RESTART_COUNT") or "0"
     return LauncherValues(
@@ -97,13 +96,7 @@ def _read_slurm(environ: Mapping[str, str]) -> LauncherValues | None:
 
 
 def _tasks_fill_nodes_in_order(environ: Mapping[str, str], tasks: int, nodes: int) -> bool:
-    """Whether Slurm fills the nodes of a step one after the other, each with the same number of tasks.
-
-    Args:
-        environ: The environment of a task.
-        tasks: Number of tasks.
-        nodes: Number of nodes.
-    """
+    """Whether Slurm fills the nodes of a step one after the other, each with the same number of tasks."""
     per_node = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
     tasks_here = [int(task) for task in environ.get("SLURM_GTIDS", "").split(",") if task.isdecimal()] or [0]
     # gaps between the numbers of this node's tasks: Slurm has placed tasks on the nodes in turn
@@ -113,7 +106,7 @@ def _tasks_fill_nodes_in_order(environ: Mapping[str, str], tasks: int, nodes: in
     return not in_turn and "," not in per_node and tasks % nodes == 0
 
 
-ROWS = (_read_torchrun, _read_open_mpi, _read_mpich, _read_slurm)
+LAUNCHER_READERS = (_read_torchrun, _read_open_mpi, _read_mpich, _read_slurm)
 """From the innermost launcher to the outermost."""
 
 
@@ -141,7 +134,7 @@ def find_endpoint(environ: Mapping[str, str], row: LauncherValues) -> tuple[str,
         host, port = address, read_number(environ, "MASTER_PORT", at_least=1, at_most=65535)
         if port is None:
             raise UsageError(f"MASTER_ADDR={address} needs MASTER_PORT, the port on that host; set it too")
-        if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or (environ is os.environ and _torch_has_met()):
+        if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or (environ is os.environ and _torch_is_initialized()):
             port = next_port(port)
     if host is None or port is None:
         return None
@@ -154,8 +147,8 @@ def next_port(port: int) -> int:
     return port + 1 if port < 65535 else port - 1
 
 
-def _torch_has_met() -> bool:
-    """Whether torch.distributed has started in this process: then its store already listens at `MASTER_PORT`."""
+def _torch_is_initialized() -> bool:
+    """If torch.distributed has started in this process, its store already listens at `MASTER_PORT`."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
 
@@ -188,7 +181,7 @@ def read_number(environ: Mapping[str, str], name: str, *, at_least: int = 0, at_
     return int(text)
 
 
-def _read_row(
+def _read_launcher_values(
     source: str,
     environ: Mapping[str, str],
     names: tuple[str, str],
@@ -196,17 +189,10 @@ def _read_row(
     *,
     job: str | None = None,
 ) -> LauncherValues | None:
-    """Return the values of a launcher that sets an index and a number of processes; None if it has set neither.
+    """Return None if the launcher has set neither variable of `names`; raise `UsageError` if a value does not fit.
 
-    Args:
-        source: Name of the launcher, for errors.
-        environ: The environment.
-        names: Variables of the index of this process and of the number of processes, in the world.
-        local: The same two variables for this node, and the variable of the index of the node; None: there is none.
-        job: Name of the job, if the launcher has one.
-
-    Raises:
-        UsageError: A value is invalid, or nodes have unequally many processes.
+    `names` are the variables of this process's index and of the number of processes in the world; `local` those of its
+    node, and that of the node's index, or None.
     """
     if (pair := _read_index_and_size(source, environ, *names)) is None:
         return None
@@ -216,27 +202,17 @@ def _read_row(
         return LauncherValues(source=source, process=process, processes=processes, job=job)
     if size < 1 or processes % size or (index is not None and process % size != index):
         values = f"process {process} of {processes}, {local[0]}={index}, {local[1]}={size}"
-        raise _uneven_error(source, f"this is {values}")
+        raise _uneven_nodes_error(source, f"this is {values}")
     nodes = processes // size
     if node is not None:
-        _check_blocks(source, process, processes, node=node, nodes=nodes)
+        _check_node_blocks(source, process, processes, node=node, nodes=nodes)
     return LauncherValues(
         source=source, process=process, processes=processes, node=process // size, nodes=nodes, job=job
     )
 
 
 def _read_index_and_size(source: str, environ: Mapping[str, str], index: str, size: str) -> tuple[int, int] | None:
-    """Return the index of this process and the number of processes; None if the launcher has set neither.
-
-    Args:
-        source: Name of the launcher, for errors.
-        environ: The environment.
-        index: Name of the variable with the index.
-        size: Name of the variable with the number.
-
-    Raises:
-        UsageError: One of the two is missing, or the index is too large.
-    """
+    """Return None if neither variable is set; raise `UsageError` if only one is, or if the index is too large."""
     process, processes = read_number(environ, index), read_number(environ, size, at_least=1)
     if process is None and processes is None:
         return None
@@ -250,27 +226,14 @@ def _read_index_and_size(source: str, environ: Mapping[str, str], index: str, si
     return process, processes
 
 
-def _check_blocks(source: str, process: int, processes: int, *, node: int, nodes: int) -> None:
-    """Raise `UsageError` if nodes have different numbers of processes, or processes are not in the order of nodes.
-
-    Args:
-        source: Name of the launcher, for the error.
-        process: Index of this process.
-        processes: Number of processes.
-        node: Index of the node of this process.
-        nodes: Number of nodes.
-    """
+def _check_node_blocks(source: str, process: int, processes: int, *, node: int, nodes: int) -> None:
+    """Raise `UsageError` if nodes have different numbers of processes, or processes are not in the order of nodes."""
     if processes % nodes or process // (processes // nodes) != node:
-        raise _uneven_error(source, f"process {process} of {processes} is on node {node} of {nodes}")
+        raise _uneven_nodes_error(source, f"process {process} of {processes} is on node {node} of {nodes}")
 
 
-def _uneven_error(source: str, found: str) -> UsageError:
-    """Return the error of nodes with different numbers of processes, or with processes in another order.
-
-    Args:
-        source: Name of the launcher.
-        found: Where the launcher has placed this process, as text.
-    """
+def _uneven_nodes_error(source: str, found: str) -> UsageError:
+    """`found` is where the launcher has placed this process."""
     rule = "nodes must have equally many processes, in order"
     return UsageError(f"{source}: {rule}; {found}; start equally many on each")
 

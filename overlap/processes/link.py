@@ -17,7 +17,7 @@ from ..kernel_facts import ProcessState, process_state
 from .clock import CoordinatorClock
 from .identity import JoinError, RendezvousConfig
 from .members import Action, Complete, CutConnection, GiveUp, PrintLine, SendControl, Silence
-from .wire import FrameReader, Join, Message, MessageError, Ready, broken_protocol, encode
+from .wire import FrameReader, Join, Message, MessageError, Ready, broken_protocol_reason, encode_frame
 
 #: Most bytes of one `receive_some`, and about the size of one `send_all`; a frame fits.
 _READ_BYTES = 64 * 1024
@@ -64,18 +64,18 @@ class ControlLink:
         Raises:
             MessageError: The message cannot be encoded.
         """
-        frame = encode(message)
+        frame = encode_frame(message)
         if self._sends_nothing:
             return
         if self._unsent_bytes + len(frame) > self._limit_bytes:
             waiting = f"{self._unsent_bytes} bytes wait to be sent, the limit is {self._limit_bytes}"
-            self.cut(f"it does not read what it is sent: {waiting}")
+            self.end_reading(f"it does not read what it is sent: {waiting}")
             return
         self._outbox.append(frame)
         self._unsent_bytes += len(frame)
         self._has_messages.set()
 
-    def cut(self, reason: str) -> None:
+    def end_reading(self, reason: str) -> None:
         """Let `read` end and return `reason`, unless another reason came first. Queued messages are still sent."""
         if self._end_reason is None:
             self._end_reason = reason
@@ -104,12 +104,12 @@ class ControlLink:
         try:
             while True:
                 while self._outbox:
-                    await self._send_some()
+                    await self._send_batch()
                 # no message is missed: no other task runs between the last look at the queue and this line
                 self._has_messages = trio.Event()
                 await self._has_messages.wait()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self._end_broken(error)
+            self._end_after_error(error)
 
     async def read(self, handle: Callable[[Message], None]) -> str:
         """Pass each received message to `handle`, until the connection ends or is cut.
@@ -130,11 +130,11 @@ class ControlLink:
                             self.process = message.process
                         handle(message)
                 self._sends_nothing = True
-                self.cut(_ENDED)
+                self.end_reading(_ENDED)
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                self._end_broken(error)
+                self._end_after_error(error)
             except MessageError as error:
-                self.cut(broken_protocol(error))
+                self.end_reading(broken_protocol_reason(error))
             finally:
                 self._ended.set()
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -151,17 +151,17 @@ class ControlLink:
                     return str(stream.socket.getpeername()[0])
         return ""
 
-    def _end_broken(self, error: Exception) -> None:
-        """End the link because its connection broke: drop unsent messages, and release the tasks that wait for them."""
+    def _end_after_error(self, error: Exception) -> None:
+        """End the link because its connection broke: drop unsent messages, and notify the tasks that wait for them."""
         self._sends_nothing = True
         self._outbox.clear()
         self._unsent_bytes = 0
         cause = error.__cause__ or error
         # the kernel of a process that has ended resets a connection with bytes that the process has not read
-        self.cut(_ENDED if isinstance(cause, ConnectionResetError) else f"its connection broke ({cause})")
+        self.end_reading(_ENDED if isinstance(cause, ConnectionResetError) else f"its connection broke ({cause})")
         self._all_sent.set()
 
-    async def _send_some(self) -> None:
+    async def _send_batch(self) -> None:
         """Send the first queued messages, up to about `_READ_BYTES`, in one write."""
         data = bytearray()
         while self._outbox and len(data) < _READ_BYTES:
@@ -199,7 +199,7 @@ class MemberLinks:
         self._config, self._deliver, self._report = config, deliver, report
         self._failure: GiveUp | None = None
 
-    def act(self, actions: Iterable[Action], link: ControlLink | None = None) -> None:
+    def perform_actions(self, actions: Iterable[Action], link: ControlLink | None = None) -> None:
         """Perform actions of `Members`.
 
         Args:
@@ -215,7 +215,7 @@ class MemberLinks:
                 case SendControl(member, message):
                     self.links[member].send(message)
                 case CutConnection(member, reason):
-                    (link or self.links[member]).cut(reason)
+                    (link or self.links[member]).end_reading(reason)
                 case PrintLine(line):
                     self._report(line)
                 case GiveUp():
@@ -230,7 +230,7 @@ class MemberLinks:
             for link in self.links.values():
                 nursery.start_soon(link.hang_up)
 
-    def check_started(self) -> None:
+    def check_world_starts(self) -> None:
         """Raise `JoinError` if the world does not start."""
         if self._failure is not None:
             raise JoinError(self._failure.reason, missing=self._failure.missing)
@@ -258,4 +258,4 @@ class MemberLinks:
                     state = process_state(link.process)
                     host = link.answering_host() if state is ProcessState.ELSEWHERE else ""
                     silences[member] = Silence(silent_s=silent_s, state=state, host=host)
-            self.act(judge(silences))
+            self.perform_actions(judge(silences))

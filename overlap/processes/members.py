@@ -132,7 +132,7 @@ class Silence:
                 reason = "it runs, but a call in it keeps the GIL; it is waited for"
             else:
                 reason = f"{_SUSPICIONS[self.state]}; it counts as lost after {limit_s:g} s"
-            yield PrintLine(f"{config.name(member)} has been silent for {limits.suspect_s:g} s: {reason}")
+            yield PrintLine(f"{config.format_member(member)} has been silent for {limits.suspect_s:g} s: {reason}")
         # a process that runs is waited for, however long it is silent
         if self.silent_s >= limit_s and self.state is not ProcessState.RUNS:
             detail = f"; its host {self.host} answers" if self.host else _DETAILS.get(self.state, "")
@@ -183,17 +183,16 @@ class Members:
         self._exchanges: dict[tuple[str, int], dict[int, bytes]] = {}
         self._refusals: dict[str, str] = {}  # by reason: the line
 
-    def _in_state(self, *states: MemberState) -> list[int]:
-        """Return the numbers of the members that are in one of these states."""
+    def _members_in_state(self, *states: MemberState) -> list[int]:
         return [number for number, member in enumerate(self.members) if member.state in states]
 
     @property
     def _missing_message(self) -> wire.Waiting:
         """A new `Waiting` message, which names the members that have not joined."""
-        departed = self._in_state(MemberState.DEPARTED)
-        return wire.Waiting(missing=self._in_state(MemberState.ABSENT, MemberState.DEPARTED), departed=departed)
+        departed = self._members_in_state(MemberState.DEPARTED)
+        return wire.Waiting(missing=self._members_in_state(MemberState.ABSENT, MemberState.DEPARTED), departed=departed)
 
-    def connect(self, number: int, address: str) -> list[Action]:
+    def add_connection(self, number: int, address: str) -> list[Action]:
         """Record a new connection of a member; refuse and cut it if the member has one already, or is gone.
 
         Args:
@@ -203,11 +202,11 @@ class Members:
         member = self.members[number]
         if member.address is not None or member.state in (MemberState.LEFT, MemberState.LOST):
             reason = f"process {number} has already joined; give each process a number of its own"
-            return [*self._refuse(address, reason), CutConnection(number, reason)]
+            return [*self._report_refusal(address, reason), CutConnection(number, reason)]
         member.address, member.suspected = address, False
         return []
 
-    def reject(self, address: str, why: str, reason: str) -> list[Action]:
+    def report_failed_handshake(self, address: str, why: str, reason: str) -> list[Action]:
         """Report a failed handshake, once for each kind of failure.
 
         A handshake that the other side has ended is not reported, because a member would try again.
@@ -218,15 +217,15 @@ class Members:
             reason: The failure, as text.
         """
         if why == "refused":
-            return self._refuse(address, reason)
+            return self._report_refusal(address, reason)
         if why == "left":
             return []
         line = f"turned away {address}: {reason} (others like it are only counted)"
         actions = self._report_once(why, line)
-        # not printed: a member on a busy host is late, too, and tries again. The line is stored for `give_up`.
+        # not printed: a member on a busy host is late, too, and tries again. The line is stored for `give_up_joining`.
         return [] if why == "silent" else actions
 
-    def _refuse(self, address: str, reason: str) -> list[Action]:
+    def _report_refusal(self, address: str, reason: str) -> list[Action]:
         """Report a refused connection, once for each reason."""
         return self._report_once(reason, f"refused {address}: {reason}")
 
@@ -252,31 +251,37 @@ class Members:
             case wire.Ping(sent_ns=sent_ns):
                 return [SendControl(number, wire.Pong(sent_ns=sent_ns, server_ns=now_ns))]
             case wire.Join(detail=detail) if member.state is not MemberState.JOINED:
-                return self._admit(number, detail)
+                return self._admit_member(number, detail)
             case wire.Notice(body=body) if is_complete:
-                return self._send_others(number, wire.MemberNotice(member=number, body=body))
+                return self._send_to_others(number, wire.MemberNotice(member=number, body=body))
             case wire.Contribution() if is_complete:
-                return self._collect_part(number, message)
+                return self._collect_exchange_part(number, message)
             case wire.Bye() if is_complete:
                 member.state = MemberState.LEFT
                 farewell: list[Action] = [SendControl(number, wire.Goodbye())] if number else []
-                return [*self._send_others(number, wire.MemberLeft(member=number)), *farewell, *self._release_last()]
+                return [
+                    *self._send_to_others(number, wire.MemberLeft(member=number)),
+                    *farewell,
+                    *self._release_member_0(),
+                ]
         # none of the above, or not in this phase
-        return [CutConnection(number, wire.broken_protocol(f"a {type(message).__name__}, which is not its turn"))]
+        return [
+            CutConnection(number, wire.broken_protocol_reason(f"a {type(message).__name__}, which is not its turn"))
+        ]
 
-    def _admit(self, number: int, detail: str) -> list[Action]:
+    def _admit_member(self, number: int, detail: str) -> list[Action]:
         """Let a member join, and start the world if it is the last one; refuse it if its settings (`detail`) differ."""
         member, ours = self.members[number], self._config.detail
         if detail != ours:
             reason = f"process {number} has '{detail}', process 0 has '{ours}'; they must be the same"
-            return [*self._refuse(member.address or "", reason), CutConnection(number, reason)]
+            return [*self._report_refusal(member.address or "", reason), CutConnection(number, reason)]
         member.state = MemberState.JOINED
-        if self._in_state(MemberState.ABSENT, MemberState.DEPARTED):
+        if self._members_in_state(MemberState.ABSENT, MemberState.DEPARTED):
             return [SendControl(number, self._missing_message), *self._announce_missing_if_few()]
         self.phase = MembershipPhase.COMPLETE
-        return [*self._send_others(None, wire.Ready(process=self._config.process)), Complete()]
+        return [*self._send_to_others(None, wire.Ready(process=self._config.process)), Complete()]
 
-    def _collect_part(self, number: int, part: wire.Contribution) -> list[Action]:
+    def _collect_exchange_part(self, number: int, part: wire.Contribution) -> list[Action]:
         """Store a member's part of an exchange; after the last part, send all parts to all members.
 
         The connection of a member ends if its part is too long, its second one, or of one exchange too many.
@@ -284,18 +289,18 @@ class Members:
         key = part.name, part.turn
         if key not in self._exchanges and len(self._exchanges) >= _UNFINISHED_LIMIT:
             text = f"the beginning of '{part.name}', while {len(self._exchanges)} others are unfinished"
-            return [CutConnection(number, wire.broken_protocol(text))]
+            return [CutConnection(number, wire.broken_protocol_reason(text))]
         parts = self._exchanges.setdefault(key, {})
         if number in parts or len(part.blob) > wire.BLOB_LIMIT_BYTES:
             text = f"a part of exchange '{part.name}' which is too long, or its second one"
-            return [CutConnection(number, wire.broken_protocol(text))]
+            return [CutConnection(number, wire.broken_protocol_reason(text))]
         parts[number] = part.blob
         if len(parts) < len(self.members):
             return []
         del self._exchanges[key]
         actions: list[Action] = []
-        for batch in _split_into_frames(parts):
-            actions += self._send_others(None, wire.Contributions(name=part.name, turn=part.turn, parts=batch))
+        for batch in _split_parts_into_frames(parts):
+            actions += self._send_to_others(None, wire.Contributions(name=part.name, turn=part.turn, parts=batch))
         return actions
 
     def end_link(self, number: int, reason: str) -> list[Action]:
@@ -317,9 +322,9 @@ class Members:
         if self.phase is not MembershipPhase.COMPLETE:
             return []
         if not has_joined:
-            return self._release_last()
+            return self._release_member_0()
         member.state = MemberState.LOST
-        return [*self._send_others(number, wire.MemberLost(member=number, reason=reason)), *self._release_last()]
+        return [*self._send_to_others(number, wire.MemberLost(member=number, reason=reason)), *self._release_member_0()]
 
     def judge_silences(self, silences: Mapping[int, Silence]) -> list[Action]:
         """Report each silence once, and cut the connections of members that have been silent for too long.
@@ -337,42 +342,41 @@ class Members:
 
     def report_progress(self) -> list[Action]:
         """Report the missing members to the user, and to the members that wait for them."""
-        waiting, joined = self._missing_message, len(self._in_state(MemberState.JOINED))
+        waiting, joined = self._missing_message, len(self._members_in_state(MemberState.JOINED))
         line = f"{joined} of {len(self.members)} joined; missing {', '.join(map(str, waiting.missing))}"
-        return [PrintLine(line), *self._send_others(0, waiting)]
+        return [PrintLine(line), *self._send_to_others(0, waiting)]
 
-    def give_up(self) -> list[Action]:
+    def give_up_joining(self) -> list[Action]:
         """End the world before its start, because the time is over, and send all other members the reason."""
         missing = self._missing_message.missing
         refusals = [f"process 0 {line}" for line in [*self._refusals.values()][-_REPEATED_LIMIT:]]
-        reason = "; ".join([self._config.name_absent(missing, self._in_state(MemberState.DEPARTED)), *refusals])
+        reason = "; ".join(
+            [self._config.format_absent_members(missing, self._members_in_state(MemberState.DEPARTED)), *refusals]
+        )
         self.phase = MembershipPhase.OVER
-        return [*self._send_others(0, wire.Refused(reason=reason)), GiveUp(reason, tuple(missing))]
+        return [*self._send_to_others(0, wire.Refused(reason=reason)), GiveUp(reason, tuple(missing))]
 
-    def _release_last(self) -> list[Action]:
+    def _release_member_0(self) -> list[Action]:
         """Let member 0 leave if it wants to and all others have hung up; until then it carries their messages."""
         others_connected = any(member.address is not None for member in self.members[1:])
-        if others_connected or self.phase is MembershipPhase.OVER or self._in_state(MemberState.JOINED):
+        if others_connected or self.phase is MembershipPhase.OVER or self._members_in_state(MemberState.JOINED):
             return []
         self.phase = MembershipPhase.OVER
         return [SendControl(0, wire.Goodbye())]
 
     def _announce_missing_if_few(self) -> list[Action]:
-        """Send the list of missing members to the members that wait, if few are missing.
-
-        If many are missing, they get it from `report_progress`, at intervals.
-        """
+        """If many are missing, the waiting members get the list from `report_progress`, at intervals."""
         waiting = self._missing_message
-        return self._send_others(0, waiting) if len(waiting.missing) <= _FEW_MISSING else []
+        return self._send_to_others(0, waiting) if len(waiting.missing) <= _FEW_MISSING else []
 
-    def _send_others(self, number: int | None, message: wire.Message) -> list[Action]:
+    def _send_to_others(self, number: int | None, message: wire.Message) -> list[Action]:
         """Return the actions that send a message to all connected members except `number`; None: to all of them."""
         receivers = [receiver for receiver, member in enumerate(self.members) if member.receives]
         return [SendControl(receiver, message) for receiver in receivers if receiver != number]
 
 
-def _split_into_frames(parts: Mapping[int, bytes]) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield the parts of an exchange as lists of (member, part), in member order, each short enough for one frame."""
+def _split_parts_into_frames(parts: Mapping[int, bytes]) -> Iterator[list[tuple[int, bytes]]]:
+    """Yield lists of (member, part), in member order, each short enough for one frame."""
     batch: list[tuple[int, bytes]] = []
     used_bytes = 0
     for part in sorted(parts.items()):
@@ -407,7 +411,7 @@ class Client:
         self._waiting: wire.Waiting | None = None
         self._suspected = False  # whether the present silence of member 0 has been reported
 
-    def beat(self, silences: Mapping[int, Silence], now_ns: int) -> list[Action]:
+    def ping_and_judge_silence(self, silences: Mapping[int, Silence], now_ns: int) -> list[Action]:
         """Send a ping, as a sign of life, and judge the silence of member 0. To be called at each beat.
 
         `receive` sends the request to join with the first answer.
@@ -452,7 +456,7 @@ class Client:
                 return [SendControl(member, message), CutConnection(0, "has let this process go")]
             case wire.MemberNotice() | wire.Contributions() | wire.MemberLost() | wire.MemberLeft():
                 return [SendControl(member, message)]
-        return [CutConnection(0, wire.broken_protocol(f"a {type(message).__name__}, which is not its turn"))]
+        return [CutConnection(0, wire.broken_protocol_reason(f"a {type(message).__name__}, which is not its turn"))]
 
     def end_link(self, reason: str) -> list[Action]:
         """Act on the end of the connection: member 0 is lost, or, before all have joined, this member gives up."""
@@ -463,7 +467,7 @@ class Client:
             return []
         return [SendControl(self._config.member, wire.MemberLost(member=0, reason=reason))]
 
-    def give_up(self, obstacle: str) -> list[Action]:
+    def give_up_joining(self, obstacle: str) -> list[Action]:
         """Give up joining, because the time is over.
 
         Args:
@@ -477,7 +481,7 @@ class Client:
         if self._waiting is None:
             return [GiveUp(f"process 0 {self._host} did not let this process in {within}; look at its output", (0,))]
         missing = self._waiting.missing
-        return [GiveUp(self._config.name_absent(missing, self._waiting.departed), tuple(missing))]
+        return [GiveUp(self._config.format_absent_members(missing, self._waiting.departed), tuple(missing))]
 
 
 # -- the program of each member --------------------------------------------------------------------------------------
@@ -508,7 +512,7 @@ class MemberLostError(OverlapError):
 class View:
     """The world as the program of one member sees it: exchanges, unread news, and the members that are gone.
 
-    It follows from the messages of member 0, which `handle` gets.
+    It follows from the messages of member 0, which `apply_message` gets.
 
     Args:
         members: Number of members.
@@ -539,7 +543,7 @@ class View:
         """Drop the parts of an exchange that has its result, has failed, or was cancelled."""
         del self._parts[name, turn]
 
-    def check_exchange(self, doing: str) -> None:
+    def check_all_present(self, doing: str) -> None:
         """Raise an error if an exchange cannot end.
 
         Args:
@@ -570,10 +574,10 @@ class View:
         parts = self._parts[name, turn]
         if len(parts) == self._members:
             return [parts[member] for member in sorted(parts)]
-        self.check_exchange(doing)
+        self.check_all_present(doing)
         return None
 
-    def handle(self, message: wire.Message) -> wire.MemberLost | None:
+    def apply_message(self, message: wire.Message) -> wire.MemberLost | None:
         """Act on a message of member 0; return the message if it reports a loss, else None."""
         match message:
             case _ if self.over:

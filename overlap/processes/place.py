@@ -58,8 +58,8 @@ from dataclasses import dataclass, field, replace
 
 from ..config import MEMBER_VARIABLES, RunConfig
 from ..errors import UsageError
-from .launchers import ROWS, LauncherValues, find_endpoint, is_loopback, next_port, read_number
-from .secret import ADVICE, given_secret
+from .launchers import LAUNCHER_READERS, LauncherValues, find_endpoint, is_loopback, next_port, read_number
+from .secret import ADVICE, find_secret
 from .sockets import format_endpoint
 
 DEFAULT_JOB = "overlap"
@@ -105,7 +105,7 @@ class ProcessPlace:
         return self.processes * self.ranks_per_process
 
     @property
-    def label(self) -> str:
+    def unique_job_name(self) -> str:
         """Name of this job, unique on this machine, and the same in all processes of the job."""
         if self.job != DEFAULT_JOB or self.endpoint is None:
             return self.job
@@ -132,8 +132,8 @@ def find_place(environ: Mapping[str, str] = os.environ) -> ProcessPlace | None:
         return None
     endpoint = find_endpoint(environ, row)
     ranks_per_process = row.ranks_per_process or _count_ranks_per_process(settings, row)
-    nodes, node = _find_nodes(environ, row, endpoint)
-    secret = given_secret(environ)
+    nodes, node = _node_count_and_index(environ, row, endpoint)
+    secret = find_secret(environ)
     if endpoint and not is_loopback(endpoint[0]) and secret is None:
         raise UsageError(f"no secret: whatever reaches {format_endpoint(endpoint)} could join the job; {ADVICE}")
     # a name that a launcher has made may be longer; jobs differ in its last characters
@@ -173,7 +173,7 @@ def set_rank_count(
     ranks_per_process, rest = divmod(ranks or own_place.processes, own_place.processes)
     if rest:
         reason = f"{ranks} ranks cannot be divided among --processes {own_place.processes}"
-        raise UsageError(f"ranks: {reason}; set another number by --ranks")
+        raise UsageError(f"ranks: {reason}; set a multiple of {own_place.processes} by --ranks")
     environ.update(_rank_variables(own_place.process, own_place.processes, ranks_per_process))
     return replace(own_place, ranks_per_process=ranks_per_process)
 
@@ -215,13 +215,7 @@ def set_place_variables(place: ProcessPlace, environ: MutableMapping[str, str] =
 
 
 def _rank_variables(node: int, nodes: int, ranks_per_node: int) -> dict[str, str]:
-    """Return the variables about the ranks of a node: those of torchrun for its first rank, and OVERLAP_NPROC_PER_NODE.
-
-    Args:
-        node: Index of the node.
-        nodes: Number of nodes.
-        ranks_per_node: Ranks of each node.
-    """
+    """Return the variables of torchrun for the first rank of a node, and OVERLAP_NPROC_PER_NODE."""
     return {
         "RANK": str(node * ranks_per_node),
         "WORLD_SIZE": str(nodes * ranks_per_node),
@@ -253,11 +247,7 @@ def without_launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _read_overlap_run(environ: Mapping[str, str]) -> LauncherValues | None:
-    """Return the values of `overlap run`; None if it has not started this process.
-
-    Raises:
-        UsageError: The values are incomplete, or contradict each other.
-    """
+    """Raise `UsageError` if the values are incomplete, or contradict each other."""
     process = read_number(environ, "OVERLAP_NODE_RANK")
     if process is None:
         return None
@@ -265,7 +255,7 @@ def _read_overlap_run(environ: Mapping[str, str]) -> LauncherValues | None:
     if nodes is None:
         raise UsageError(f"OVERLAP_NODE_RANK={process} needs OVERLAP_NNODES, the number of nodes; set it too")
     if process >= nodes:
-        raise UsageError(f"OVERLAP_NODE_RANK={process}: nodes are numbered from 0, and OVERLAP_NNODES={nodes}")
+        raise UsageError(f"OVERLAP_NODE_RANK: expected 0 to {nodes - 1}, as OVERLAP_NNODES={nodes}, got {process}")
     ranks = read_number(environ, "OVERLAP_NPROC_PER_NODE", at_least=1) or 1
     for name, value in (("RANK", process * ranks), ("WORLD_SIZE", nodes * ranks)):
         if read_number(environ, name) not in (None, value):
@@ -277,15 +267,12 @@ def _read_overlap_run(environ: Mapping[str, str]) -> LauncherValues | None:
 
 
 def _read_other_launchers(environ: Mapping[str, str]) -> LauncherValues | None:
-    """Return the values of the innermost of torchrun, MPI and Slurm; None if there are no variables of any.
+    """Return the values of the innermost launcher; raise `UsageError` if an outer one disagrees.
 
-    An outer launcher agrees with the innermost one if it started a single process, the same processes, or one process
-    on each node, which is the innermost launcher.
-
-    Raises:
-        UsageError: Two launchers disagree.
+    An outer launcher agrees if it started a single process, the same processes, or one on each node, which is the
+    innermost launcher.
     """
-    rows = [row for read in ROWS if (row := read(environ)) is not None]
+    rows = [row for read in LAUNCHER_READERS if (row := read(environ)) is not None]
     for further in rows[1:]:
         first, started = rows[0], (further.process, further.processes)
         if further.processes != 1 and started not in ((first.process, first.processes), (first.node, first.nodes)):
@@ -298,7 +285,7 @@ def _read_other_launchers(environ: Mapping[str, str]) -> LauncherValues | None:
 
 
 def _count_ranks_per_process(settings: RunConfig, row: LauncherValues) -> int:
-    """Return the number of ranks of each process: 1, unless the settings have a number for the world."""
+    """Return 1, unless the settings have a number for the world."""
     ranks = settings.ranks
     if ranks is not None and ranks % row.processes:
         reason = f"{ranks} ranks cannot be divided among the {row.processes} processes of {row.source}"
@@ -306,20 +293,13 @@ def _count_ranks_per_process(settings: RunConfig, row: LauncherValues) -> int:
     return ranks // row.processes if ranks else 1
 
 
-def _find_nodes(environ: Mapping[str, str], row: LauncherValues, endpoint: tuple[str, int] | None) -> tuple[int, int]:
-    """Return the number of nodes, and the index of the node that this process is on.
+def _node_count_and_index(
+    environ: Mapping[str, str], row: LauncherValues, endpoint: tuple[str, int] | None
+) -> tuple[int, int]:
+    """Return the number of nodes and the index of this process's node; raise `UsageError` if nodes would be unequal.
 
-    The number of nodes is OVERLAP_HOSTS if it divides the processes, else OVERLAP_NNODES, else the launcher's. Without
-    any of these, all processes are on one node if they meet on a loopback
-    address, and else each is on a node of its own.
-
-    Args:
-        environ: The environment.
-        row: Values of the launcher.
-        endpoint: Host and port where process 0 listens; None: MPI has to send them.
-
-    Raises:
-        UsageError: The nodes cannot have equally many processes.
+    The number is OVERLAP_HOSTS if it divides the processes, else OVERLAP_NNODES, else the launcher's. Without any of
+    these, all processes are on one node if they meet on a loopback address, and else each is on a node of its own.
     """
     parts = read_number(environ, "OVERLAP_NNODES", at_least=1)
     hosts = read_number(environ, "OVERLAP_HOSTS", at_least=1)

@@ -15,7 +15,7 @@ from transports import NeuronLink, Transport
 
 from ..config import RunConfig
 from ..diagnostics import is_interrupt
-from ..errors import StallError, UsageError, in_one_line
+from ..errors import StallError, UsageError, one_line_text
 from ..flight.folder import FlightFile, describe_start, open_flight, restart_count
 from ..notice import notify
 from ..runtime.blame.stall import STALL_S, StallLimits
@@ -90,15 +90,15 @@ async def run_ranks(
         )
         on_start(world)
         if setup.notices is not None:
-            setup.notices.show = world.record_wire_event
+            setup.notices.record_in_timeline = world.record_wire_event
         results: list[T] = []
         how = ended = ""  # for the flight record: the kind of the end, and one line about it
         label = own_place.job if own_place else f"process {os.getpid()}"
-        writer.begin(world, membership, run=f"{label}.{setup.restart}")
+        writer.begin_world(world, membership, run=f"{label}.{setup.restart}")
         try:
-            results = await world.live(main, args, run_config.timeout_s)
+            results = await world.run_to_end(main, args, run_config.timeout_s)
         except Exception as error:  # raised below, outside of `opened`, so that no nursery wraps it in a group
-            failure, ended = error, in_one_line(error)
+            failure, ended = error, one_line_text(error)
             how = "stalled" if isinstance(error, StallError) else "failed"
         except BaseException as error:
             how = "interrupted"
@@ -108,27 +108,23 @@ async def run_ranks(
         finally:
             if flight is not None:
                 if ended:
-                    flight.writer.end(how, rank=None, line=ended, began_here=True)
+                    flight.writer.record_world_end(how, rank=None, line=ended, began_here=True)
                 flight.close(keep=flight.writer.ended)
             await writer.end_world(world, failure, alone=membership is None)
         if membership is not None and failure is None:
             with trio.move_on_after(LEAVE_S):
                 await membership.leave()
-            await writer.join(membership)
+            await writer.join_all_files(membership)
     if failure is not None:
         raise failure
     return results
 
 
 def _open_flight_record(run_config: RunConfig, own_place: ProcessPlace | None, setup: WorldSetup) -> FlightFile | None:
-    """Open the flight record of this process; None if it cannot be written.
-
-    Args:
-        run_config: Names the folder.
-        own_place: Place of this process; None if it is alone.
-        setup: The world.
-    """
-    job, process, processes = (own_place.label, own_place.process, own_place.processes) if own_place else (None, 0, 1)
+    """Return None if the record cannot be written."""
+    job, process, processes = (
+        (own_place.unique_job_name, own_place.process, own_place.processes) if own_place else (None, 0, 1)
+    )
     name, start = describe_start(
         job=job, restart=setup.restart, process=process, processes=processes, world_size=setup.size, script=sys.argv[0]
     )
@@ -155,26 +151,26 @@ class TransportNotices:
     After that, wires end because the processes end, which is no news.
 
     Attributes:
-        show: Adds a line to the timeline, once there is one.
+        record_in_timeline: Adds a line to the timeline, once there is one.
     """
 
     def __init__(self) -> None:
-        self.show: Callable[[str], None] = lambda line: None
-        self._ceased = False
+        self.record_in_timeline: Callable[[str], None] = lambda line: None
+        self._is_stopped = False
 
     def __call__(self, line: str) -> None:
-        """Print a line, unless `cease` was called before."""
-        if not self._ceased:
+        """Print a line, unless `stop_reports` was called before."""
+        if not self._is_stopped:
             notify(line)
 
-    def note(self, line: str) -> None:
-        """Add a line to the timeline, unless `cease` was called before."""
-        if not self._ceased:
-            self.show(line)
+    def record_line(self, line: str) -> None:
+        """Add a line to the timeline, unless `stop_reports` was called before."""
+        if not self._is_stopped:
+            self.record_in_timeline(line)
 
-    def cease(self) -> None:
+    def stop_reports(self) -> None:
         """Drop all further lines of the transport."""
-        self._ceased = True
+        self._is_stopped = True
 
 
 @asynccontextmanager
@@ -187,7 +183,7 @@ async def single_process_setup(config: RunConfig) -> AsyncIterator[WorldSetup]:
     ranks, wires = config.ranks, config.wires
     if ranks is None and isinstance(wires, Transport):
         ranks = len(wires.ranks)
-    placed = find_cluster(config.cluster, ranks, source=config.origin("ranks", "cluster"))
+    placed = find_cluster(config.cluster, ranks, source=config.source_text("ranks", "cluster"))
     size = ranks or placed.world_size
     transport = wrap_transport(NeuronLink(size), wires)
     if transport.ranks != tuple(range(size)):
@@ -258,12 +254,12 @@ def cluster_of_place(own_place: ProcessPlace, config: RunConfig) -> topology.Clu
     cluster = config.cluster or "local"
     if not isinstance(cluster, str):
         if cluster.world_size < own_place.world_size:
-            started = f"{own_place.source} started {own_place.world_size} ranks"
-            raise UsageError(f"{started}; {cluster.name} has {cluster.world_size}; start as many")
+            started = f"cluster: {own_place.source} started {own_place.world_size} ranks"
+            raise UsageError(f"{started}; {cluster.name} has {cluster.world_size}; start fewer, or pass a larger one")
         return cluster
     try:
         # on one host, "local x2" runs as two
         nodes = own_place.nodes if own_place.nodes > 1 else None
         return topology.cluster(cluster, nodes=nodes, ranks=own_place.world_size)
     except topology.TopologyError as error:
-        raise UsageError(f"cluster: {error}{config.origin('cluster')}") from error
+        raise UsageError(f"cluster: {error}{config.source_text('cluster')}") from error

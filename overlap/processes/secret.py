@@ -32,7 +32,7 @@ _removed: dict[str, str] = {}  # secrets from the environment of this process, b
 ADVICE = "give every process the same OVERLAP_SECRET (`openssl rand -hex 32` makes one) or OVERLAP_SECRET_FILE"
 
 
-def generate() -> bytes:
+def generate_secret() -> bytes:
     """Return a new random secret of `LENGTH_BYTES`."""
     return secrets.token_bytes(LENGTH_BYTES)
 
@@ -48,7 +48,7 @@ def write_to_nameless_file(secret: bytes) -> int:
     return descriptor
 
 
-def given_secret(environ: Mapping[str, str]) -> bytes | None:
+def find_secret(environ: Mapping[str, str]) -> bytes | None:
     """Return the secret from the first of the OVERLAP_SECRET variables that is set; None if none is.
 
     Raises:
@@ -63,13 +63,13 @@ def given_secret(environ: Mapping[str, str]) -> bytes | None:
     if path := environ.get("OVERLAP_SECRET_FILE"):
         if (secret := _read_private_file(Path(path))) is None:
             raise UsageError(f"OVERLAP_SECRET_FILE: {path}: there is no such file; write a secret into it")
-        return _check_strength("OVERLAP_SECRET_FILE", _decode_hex(secret))
-    if text := _secret_from_variable(environ):
-        return _check_strength("OVERLAP_SECRET", _decode_hex(text.encode()))
+        return _check_strength("OVERLAP_SECRET_FILE", _decode_secret(secret))
+    if text := _take_secret_variable(environ):
+        return _check_strength("OVERLAP_SECRET", _decode_secret(text.encode()))
     return None
 
 
-def strong_secret(name: str, secret: bytes | str) -> bytes:
+def check_secret_argument(name: str, secret: bytes | str) -> bytes:
     """Return the secret that a program has passed as an argument, as bytes; hexadecimal digits are decoded.
 
     Args:
@@ -81,15 +81,11 @@ def strong_secret(name: str, secret: bytes | str) -> bytes:
     """
     if not isinstance(secret, (bytes, str)):
         raise UsageError(f"{name}: expected bytes or text, got {type(secret).__name__}")
-    return _check_strength(name, _decode_hex(secret.encode() if isinstance(secret, str) else secret))
+    return _check_strength(name, _decode_secret(secret.encode() if isinstance(secret, str) else secret))
 
 
-def _secret_from_variable(environ: Mapping[str, str]) -> str | None:
-    """Return the value of OVERLAP_SECRET; None if it is not set.
-
-    The variable is removed from the environment of this process, and its value stored for later calls. Any other
-    mapping stays unchanged.
-    """
+def _take_secret_variable(environ: Mapping[str, str]) -> str | None:
+    """Remove OVERLAP_SECRET from the environment of this process, and store it for later calls; other mappings stay."""
     if environ is not os.environ:
         return environ.get(VARIABLE)
     if text := os.environ.pop(VARIABLE, None):
@@ -117,7 +113,7 @@ def user_secret(environ: Mapping[str, str] = os.environ) -> bytes:
         return _check_strength(str(path), secret)
     # Written under another name and then linked: no reader sees half a secret, and of two writers only one succeeds.
     with tempfile.NamedTemporaryFile(dir=folder) as new:
-        new.write(generate())
+        new.write(generate_secret())
         new.flush()
         with suppress(FileExistsError):
             os.link(new.name, path)
@@ -125,11 +121,7 @@ def user_secret(environ: Mapping[str, str] = os.environ) -> bytes:
 
 
 def _read_private_file(path: Path) -> bytes | None:
-    """Return the content of a file that only this user may read; None if there is no such file.
-
-    Raises:
-        UsageError: The file cannot be read, or belongs to, or can be read by, another user.
-    """
+    """Return None if there is no such file; raise `UsageError` if it cannot be read, or not by this user alone."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -144,13 +136,7 @@ def _read_private_file(path: Path) -> bytes | None:
 
 
 def _check_private(path: Path, status: os.stat_result, is_kind: Callable[[int], bool]) -> None:
-    """Raise `UsageError` for a file or folder of another kind, of another user, or that others may read.
-
-    Args:
-        path: Path of the file or folder, for the error.
-        status: Its status from the system.
-        is_kind: Returns whether a mode is of the expected kind, as `stat.S_ISDIR` does.
-    """
+    """Raise `UsageError` for a file or folder of another kind, of another user, or that others may read."""
     if not is_kind(status.st_mode):
         raise UsageError(f"{path}: no plain file or folder; remove it, or {ADVICE}")
     if status.st_uid != os.getuid():
@@ -159,8 +145,8 @@ def _check_private(path: Path, status: os.stat_result, is_kind: Callable[[int], 
         raise UsageError(f"{path}: others can read it (mode {stat.S_IMODE(status.st_mode):04o}); chmod go= {path}")
 
 
-def _decode_hex(secret: bytes) -> bytes:
-    """Decode a secret of at least 32 hexadecimal digits; any other text is the secret itself, without outer spaces."""
+def _decode_secret(secret: bytes) -> bytes:
+    """Decode at least 32 hexadecimal digits; any other text is the secret itself, without outer spaces."""
     secret = secret.strip()
     if len(secret) >= LENGTH_BYTES:
         with suppress(ValueError):

@@ -20,10 +20,10 @@ HOSTS = "OVERLAP_HOSTS"
 #: Pause before a file is read again: a network file system may show it late.
 _PAUSE_S = 0.2
 
-_checked: list[str] = []  # the folder that the processes of this job share
+_checked_folders: list[str] = []  # the folder that the processes of this job share
 
 
-def host_file(folder: Path, host: int) -> Path:
+def host_file_path(folder: Path, host: int) -> Path:
     """Return the path of a host's file, in which its launcher writes a random number and the name of the host."""
     return folder / f"host-{host}"
 
@@ -44,7 +44,7 @@ async def check_shared_folder(own_place: ProcessPlace, membership: Membership, t
     folder, hosts = os.environ.get(WITNESS), int(os.environ.get(HOSTS) or 1)
     # after a loss there are fewer processes than the job has started, and the folder was compared before
     whole = own_place.processes == int(os.environ.get("OVERLAP_NNODES") or 0)
-    if folder is None or hosts == 1 or not whole or _checked:
+    if folder is None or hosts == 1 or not whole or _checked_folders:
         return
     first = (await membership.exchange("witness", await _read_first_hosts_file(folder)))[0]
     seen = False
@@ -59,11 +59,11 @@ async def check_shared_folder(own_place: ProcessPlace, membership: Membership, t
             reader = f"node {node} ({host.decode(errors='replace')})"
             fact = f"{reader} does not read in {folder} what node 0 has written there"
             raise UsageError(f"--witness: {fact}; name a folder on a file system that all hosts share")
-    _checked.append(folder)
+    _checked_folders.append(folder)
 
 
 async def _read_first_hosts_file(folder: str) -> bytes:
-    """Return the content of the file that the first host writes into the folder; b"" if it cannot be read yet."""
+    """Return b"" if the file cannot be read yet."""
     with suppress(OSError):
-        return await trio.to_thread.run_sync(host_file(Path(folder), 0).read_bytes, abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(host_file_path(Path(folder), 0).read_bytes, abandon_on_cancel=True)
     return b""

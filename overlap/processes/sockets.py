@@ -13,7 +13,7 @@ import trio
 
 from transports.handshake import HandshakeError, greet
 from transports.identity import Hello
-from transports.meeting import keep_alive
+from transports.meeting import set_keep_alive_options
 from transports.tls import Tls
 
 from ..errors import OverlapError, UsageError
@@ -87,14 +87,14 @@ def listen(endpoint: Endpoint, *, backlog: int = _BACKLOG) -> socket.socket:
         # works although connections of the last world at this port may still be closing
         return socket.create_server(address, family=family, backlog=backlog)
     except OSError as error:
-        raise ListenError(_listen_failure(endpoint, error)) from error
+        raise ListenError(_listen_failure_text(endpoint, error)) from error
 
 
-def _listen_failure(endpoint: Endpoint, error: OSError) -> str:
-    """Return the text of a `ListenError`, with the process that has the port if the system shows it."""
+def _listen_failure_text(endpoint: Endpoint, error: OSError) -> str:
+    """The text names the process that has the port if the system shows it."""
     start = f"cannot listen at {format_endpoint(endpoint)}"
     if error.errno == errno.EADDRINUSE:
-        holder = port_holder(endpoint[1])
+        holder = find_port_holder(endpoint[1])
         if holder is not None and holder.startswith(f"process {os.getpid()} "):
             return f"{start}: something else in this process listens there, such as torch's store; choose another port"
         return f"{start}: port {endpoint[1]} is taken{f' by {holder}' if holder else ''}; choose another one"
@@ -112,7 +112,7 @@ async def dial(endpoint: Endpoint, outage_s: float = OUTAGE_S) -> trio.SocketStr
     try:
         stream = await trio.open_tcp_stream(*endpoint)
     except OSError as error:
-        raise _first_cause(error) from error
+        raise _first_address_error(error) from error
     try:
         set_socket_options(stream, outage_s)
         if stream.socket.getsockname() == stream.socket.getpeername():
@@ -158,7 +158,7 @@ async def dial_and_greet(
         raise
 
 
-def _first_cause(error: OSError) -> OSError:
+def _first_address_error(error: OSError) -> OSError:
     """Return the error of a host's first address, in place of Trio's error about all its addresses."""
     cause = error.__cause__
     if isinstance(cause, BaseExceptionGroup):
@@ -170,13 +170,13 @@ def _first_cause(error: OSError) -> OSError:
 
 def set_socket_options(stream: trio.SocketStream, outage_s: float) -> None:
     """Let a connection send short messages at once, and break if the other host answers nothing for `outage_s`."""
-    keep_alive(stream.setsockopt, outage_s, outage_s)  # Trio has set TCP_NODELAY
+    set_keep_alive_options(stream.setsockopt, outage_s, outage_s)  # Trio has set TCP_NODELAY
     if sys.platform == "linux":
         with suppress(OSError):  # an older kernel
             stream.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _LONGEST_REPEAT_MS)
 
 
-def port_holder(port: int) -> str | None:
+def find_port_holder(port: int) -> str | None:
     """Return the process that listens at a TCP port of this machine, such as ``process 4711 (python train.py)``.
 
     None if no process listens there, or the process belongs to another user.

@@ -24,7 +24,7 @@ from transports import LinkLostError, TransportError
 
 from ..errors import PeerError, RankFailedError, RemoteError, shorten_line
 from ..waits.signs import Evidence
-from .wire import MemberLost, Tagged, readable
+from .wire import MemberLost, Tagged, escape_surrogates
 
 # Longest text, in characters: longer than any error, and short enough for the launcher to store it for each process.
 LONGEST_TEXT = 2 << 20
@@ -96,7 +96,7 @@ def report_to_launcher(record: Record, environ: Mapping[str, str] = os.environ) 
     """Write a record to the launcher, which reads concurrently; return whether there is a launcher."""
     if isinstance(record, Status):
         text = shorten_line(record.text, LONGEST_TEXT)
-        record = readable(msgspec.structs.replace(record, line=record.line[:LONGEST_LINE], text=text))
+        record = escape_surrogates(msgspec.structs.replace(record, line=record.line[:LONGEST_LINE], text=text))
     unsent = memoryview(msgspec.json.encode(record) + b"\n")
     with suppress(KeyError, ValueError, OSError):
         descriptor = int(environ["OVERLAP_STATUS_FD"])
@@ -106,7 +106,7 @@ def report_to_launcher(record: Record, environ: Mapping[str, str] = os.environ) 
     return False
 
 
-def read_record(data: bytes) -> Record | None:
+def parse_record(data: bytes) -> Record | None:
     """Return the record in a line that a process has written, or None if the line is no record."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _RECORDS.decode(data)

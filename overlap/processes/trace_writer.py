@@ -47,7 +47,7 @@ class TraceWriter:
     Args:
         run_config: Settings of the run.
         joins: Whether this class joins the files of all processes. False: the caller gets the file of this process by
-            `take_part`.
+            `take_file_content`.
     """
 
     def __init__(self, run_config: RunConfig, *, joins: bool = True) -> None:
@@ -68,13 +68,13 @@ class TraceWriter:
         """Report, in process 0, that files were not joined, and report a trace that could not be written."""
         joined_later = os.environ.get("OVERLAP_HOSTS") == "1"  # `overlap run` joins the files of a single host
         if self._file is not None and self._file.header.process == 0 and not joined_later:
-            self._report_parts(self._file, "not all processes ended well")
+            self._report_unjoined_files(self._file, "not all processes ended well")
         if self._failure is not None and error is not None:
             error.add_note(self._failure)
         elif self._failure is not None:
             warnings.warn(TraceWarning(self._failure), stacklevel=find_caller()[1])
 
-    def begin(self, world: World, membership: Membership | None, *, run: str) -> None:
+    def begin_world(self, world: World, membership: Membership | None, *, run: str) -> None:
         """Begin to write the spans of a world into the file of this process, if a trace is requested.
 
         Args:
@@ -93,13 +93,13 @@ class TraceWriter:
         if self._file is None:
             self._file = TraceFile(part_path(self._path, member))
         header = Header(
-            world_size=self.world_size or world.size, clock=world.backend.name, meta=world.facts(), run=run,
+            world_size=self.world_size or world.size, clock=world.backend.name, meta=world.run_facts(), run=run,
             process=member,
         )  # fmt: skip
         # the common clock is that of member 0
         clock = None if membership is None else lambda: membership.clock_offset
         with suppress(OSError):  # the end reports it
-            self._file.begin(header, world.recorders(), clock=clock, numbers=self.numbers)
+            self._file.begin_section(header, world.recorders(), clock=clock, numbers=self.numbers)
 
     async def end_world(self, world: World, failure: Exception | None, *, alone: bool) -> None:
         """Write the last spans of a world; the file of a process that is `alone` becomes the trace of the run.
@@ -115,47 +115,41 @@ class TraceWriter:
             self._run_config.watcher(world.timeline())
         if self._file is None:
             return
-        with self._storing_failure(), trio.CancelScope(shield=True):
+        with self._store_failure(), trio.CancelScope(shield=True):
             # in a thread: it may take long, and the loop may be the user's
-            await trio.to_thread.run_sync(self._file.end_section, world.facts())
+            await trio.to_thread.run_sync(self._file.end_section, world.run_facts())
             if alone and self._joins and (failure is None or not self.goes_on(failure)):
                 await self._join_files(1)
 
-    async def join(self, membership: Membership) -> None:
+    async def join_all_files(self, membership: Membership) -> None:
         """Join the files of all processes, in process 0, after all have ended the last world without an error."""
         if self._file is not None and self._joins:
-            with self._storing_failure(), trio.CancelScope(shield=True):
+            with self._store_failure(), trio.CancelScope(shield=True):
                 await self._join_files(membership.members if membership.member == 0 else 0)
 
     async def _join_files(self, members: int) -> None:
-        """Join the files of all processes, and record the path of the trace for commands that report it.
+        """Join the files, and record the path of the trace; raise `UsageError` if it cannot be written: the files stay.
 
-        May be called once: it gives up `self._file`.
-
-        Args:
-            members: Number of processes whose files are joined; 0: none, because another process joins them.
-
-        Raises:
-            UsageError: The trace cannot be written; the files stay.
+        May be called once: it gives up `self._file`. With 0 members it does nothing else, as another process joins.
         """
-        from .traces import join_all
+        from .traces import join_files_of_run
 
         file, self._file = self._file, None
         assert file is not None
         assert self._run_config.trace is not None
         if not members:
             return
-        if await trio.to_thread.run_sync(join_all, file, self._path, members):
+        if await trio.to_thread.run_sync(join_files_of_run, file, self._path, members):
             trace_files.record_written(self._run_config.trace)
         else:  # files of some members are missing here
-            self._report_parts(file, "not all processes write to one disk")
+            self._report_unjoined_files(file, "not all processes write to one disk")
 
-    def _report_parts(self, file: TraceFile, reason: str) -> None:
+    def _report_unjoined_files(self, file: TraceFile, reason: str) -> None:
         """Report why the files of the processes were not joined, and the command that joins them."""
         parts, name = re.sub(r"-process\d+", "-process*", str(file.path)), self._path.name
         notify(f"no {self._path}: {reason}; `overlap timeline {parts} -o {name}` makes one of what each has left")
 
-    def take_part(self) -> bytes:
+    def take_file_content(self) -> bytes:
         """Return the content of the file of this process, and remove the file; b"" if there is none."""
         with suppress(OSError):
             if self._file is not None:
@@ -164,7 +158,7 @@ class TraceWriter:
                 return part
         return b""
 
-    def write_virtual(self, timeline: Callable[[], Timeline]) -> None:
+    def write_virtual_world(self, timeline: Callable[[], Timeline]) -> None:
         """Write the spans of a world in virtual time, whose ranks are all here.
 
         Args:
@@ -175,12 +169,12 @@ class TraceWriter:
         if self._run_config.trace is not None:
             from ..timeline.files.trace import write_trace
 
-            with self._storing_failure():
+            with self._store_failure():
                 write_trace(timeline(), self._run_config.trace)
                 trace_files.record_written(self._run_config.trace)
 
     @contextmanager
-    def _storing_failure(self) -> Iterator[None]:
+    def _store_failure(self) -> Iterator[None]:
         """Store an error of the block, instead of raising it, as the reason why there is no trace."""
         try:
             yield

@@ -40,7 +40,7 @@ class TraceFile:
 
     Attributes:
         path: The file, which is overwritten.
-        header: Facts of the run; set by `begin`.
+        header: Facts of the run; set by `begin_section`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,7 +48,7 @@ class TraceFile:
         self._base_bytes = 0  # length of the sections of earlier worlds
         self._thread: Thread | None = None
 
-    def begin(
+    def begin_section(
         self,
         header: trace.Header,
         recorders: Sequence[Recorder],
@@ -76,7 +76,7 @@ class TraceFile:
     def flush(self) -> None:
         """Append new spans. If the recorders have dropped most spans of the file, write the section again before."""
         if self._written > _MOST_TIMES * sum(len(recorder) for recorder in self._recorders):
-            self._restart_file()
+            self._rewrite_section()
         self._append_spans(self.path)
 
     def end_section(self, meta: dict[str, str]) -> None:
@@ -91,10 +91,10 @@ class TraceFile:
         try:
             # the file has spans that the recorders have dropped: write only those that they keep
             if self._is_broken or self._written > sum(len(recorder) for recorder in self._recorders):
-                self._restart_file()
+                self._rewrite_section()
             self._append_spans(self.path)
             dropped = sum(recorder.dropped for recorder in self._recorders)
-            end = self._section.note(trace.END, trace.TraceEnd(dropped=dropped, meta=meta))
+            end = self._section.encode_note(trace.END, trace.TraceEnd(dropped=dropped, meta=meta))
             _append_bytes(self.path, end + trace.ENDING)
             self._base_bytes = self.path.stat().st_size - len(trace.ENDING)
         except OSError as error:
@@ -104,9 +104,9 @@ class TraceFile:
         """Write the header of a section at the end of a file, and the clock offsets so far."""
         self._section, self._seen = trace.SectionWriter(), dict[int, RawSpan]()
         self._written, self._is_broken = 0, False
-        beginning = self._section.note(trace.HEADER, self.header)
+        beginning = self._section.encode_note(trace.HEADER, self.header)
         for clock in self._clocks:
-            beginning += self._section.note(trace.CLOCK, clock)
+            beginning += self._section.encode_note(trace.CLOCK, clock)
         if self._base_bytes:
             os.truncate(path, self._base_bytes)  # removes the ending, which `end_section` writes again
             _append_bytes(path, beginning)
@@ -114,7 +114,7 @@ class TraceFile:
             # The file begins with the bracket of a list, in place of the comma and line break before an event.
             path.write_bytes(b"[\n" + beginning[2:])
 
-    def _restart_file(self) -> None:
+    def _rewrite_section(self) -> None:
         """Write the section again with the spans that the recorders still keep, into a draft that replaces the file."""
         draft = self.path.with_name(self.path.name + ".new")
         with self.path.open("rb") as old, draft.open("wb") as new:
@@ -125,17 +125,17 @@ class TraceFile:
 
     def _append_spans(self, path: Path) -> None:
         """Append the spans since the last call to a file, and the clock offset if it has changed."""
-        text = self._record_clock()
+        text = self._record_clock_offset()
         offset_ns = self._clocks[-1].offset_ns if self._clocks else 0
         for recorder in self._recorders:
             if raws := recorder.since(self._seen.get(recorder.rank)):
                 columns = columns_from_raw(recorder.rank, raws)
-                text += self._section.spans(self._with_first_numbers(columns), offset_ns=offset_ns)
+                text += self._section.encode_spans(self._renumber_ranks(columns), offset_ns=offset_ns)
                 self._seen[recorder.rank] = raws[-1]
                 self._written += len(raws)
         _append_bytes(path, text)
 
-    def _record_clock(self) -> bytes:
+    def _record_clock_offset(self) -> bytes:
         """Return the event with the clock offset, as bytes; b"" unless it has changed by more than its error."""
         if self._clock is None:
             return b""
@@ -143,9 +143,9 @@ class TraceFile:
         if self._clocks and abs(now.offset_ns - self._clocks[-1].offset_ns) <= now.error_ns:
             return b""
         self._clocks.append(trace.ClockAt(at_ns=perf_counter_ns(), offset_ns=now.offset_ns, error_ns=now.error_ns))
-        return self._section.note(trace.CLOCK, self._clocks[-1])
+        return self._section.encode_note(trace.CLOCK, self._clocks[-1])
 
-    def _with_first_numbers(self, columns: SpanColumns) -> SpanColumns:
+    def _renumber_ranks(self, columns: SpanColumns) -> SpanColumns:
         """Return columns in which ranks have the numbers of the first world."""
         numbers = self._numbers
         if numbers is None:
@@ -166,7 +166,7 @@ class TraceFile:
 
 
 def _append_bytes(path: Path, data: bytes) -> None:
-    """Append bytes to a file; if there are none, the file is not opened."""
+    """If there are no bytes, the file is not opened."""
     if data:
         with path.open("ab") as file:
             file.write(data)
@@ -175,7 +175,7 @@ def _append_bytes(path: Path, data: bytes) -> None:
 # -- at the end --------------------------------------------------------------------------------------------------------
 
 
-def join_all(own: TraceFile, path: str | PathLike[str], members: int) -> bool:
+def join_files_of_run(own: TraceFile, path: str | PathLike[str], members: int) -> bool:
     """Join the files of all processes of a run, lost ones included, into the trace; False if a file is missing.
 
     Args:
@@ -186,13 +186,13 @@ def join_all(own: TraceFile, path: str | PathLike[str], members: int) -> bool:
     Raises:
         UsageError: The trace cannot be written; the files stay.
     """
-    parts = _parts_beside(path).get(("", own.header.run), [])
+    parts = _find_part_files(path).get(("", own.header.run), [])
     if len(parts) >= members:
         trace.join_parts(parts, path)
     return len(parts) >= members
 
 
-def join_left(path: str | PathLike[str], job: str) -> list[Path]:
+def join_leftover_files(path: str | PathLike[str], job: str) -> list[Path]:
     """Join the files that processes of a job have left next to a trace, because one has failed or was killed.
 
     Of several attempts of the job only the last one is joined.
@@ -208,7 +208,7 @@ def join_left(path: str | PathLike[str], job: str) -> list[Path]:
         UsageError: A trace cannot be written.
     """
     attempts: dict[str, dict[int, list[Path]]] = {}  # by number of the trace, and by attempt
-    for (number, run), parts in _parts_beside(path).items():
+    for (number, run), parts in _find_part_files(path).items():
         of_job, _, attempt = run.rpartition(".")
         if of_job == job:
             attempts.setdefault(number, {})[int(attempt)] = parts
@@ -224,7 +224,7 @@ def join_left(path: str | PathLike[str], job: str) -> list[Path]:
     return written
 
 
-def _parts_beside(path: str | PathLike[str]) -> dict[tuple[str, str], list[Path]]:
+def _find_part_files(path: str | PathLike[str]) -> dict[tuple[str, str], list[Path]]:
     """Return the files of processes next to a trace, in order of the processes, by (number of the trace, run).
 
     The number is "" for `path` itself, and such as "-2" for numbered traces.

@@ -22,18 +22,19 @@ import msgspec
 import xxhash
 from msgspec.structs import replace
 
+from transports.failures import REPORT_BUG
 from transports.matching.protocol import BROKEN_PROTOCOL
 
 from ..collectives.call import Call, CallKey, uneven_call
 from ..collectives.call import call as call_of
-from ..diagnostics import where
+from ..diagnostics import error_place
 from ..errors import (
     CollectiveMismatchError,
     GroupAbortedError,
     OverlapError,
     PeerFailedError,
     RemoteError,
-    text_of,
+    error_text,
     type_name,
 )
 from ..runtime.forms import dtype_of, unpack_form
@@ -67,7 +68,7 @@ class DamagedFrameError(MessageError):
 CHECK_NETWORK = "check the network, and that only processes of this job connect to this port"
 
 
-def broken_protocol(what: str | MessageError) -> str:
+def broken_protocol_reason(what: str | MessageError) -> str:
     """Return the reason for the end of a connection over which something invalid has arrived.
 
     Args:
@@ -276,16 +277,16 @@ _ENCODER = msgspec.msgpack.Encoder()
 _MESSAGES: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
-def encode(message: Message) -> bytes:
+def encode_frame(message: Message) -> bytes:
     """Encode a message as a frame.
 
     Raises:
         MessageError: The message is longer than a frame may be, or has a value that msgpack cannot encode.
     """
-    data = encode_body(message)
+    data = encode_message(message)
     if len(data) > FRAME_LIMIT_BYTES:
         kind = type(message).__name__
-        raise MessageError(f"a {kind} of {len(data)} bytes, the limit is {FRAME_LIMIT_BYTES}; send fewer bytes at once")
+        raise MessageError(f"a {kind} of {len(data)} bytes, the limit is {FRAME_LIMIT_BYTES}; {REPORT_BUG}")
     return add_frame_head(data)
 
 
@@ -296,11 +297,10 @@ def add_frame_head(data: bytes) -> bytes:
 
 
 def _length_checksum(length_bytes: int) -> int:
-    """Return the checksum of the length of a message, for the head of its frame."""
     return xxhash.xxh32_intdigest(length_bytes.to_bytes(4, "big"))
 
 
-def encode_body(message: Message) -> bytes:
+def encode_message(message: Message) -> bytes:
     """Encode a message, without the head of a frame.
 
     Raises:
@@ -309,7 +309,7 @@ def encode_body(message: Message) -> bytes:
     try:
         return _ENCODER.encode(message)
     except UnicodeEncodeError:
-        return _ENCODER.encode(readable(message))
+        return _ENCODER.encode(escape_surrogates(message))
     except (TypeError, ValueError, OverflowError) as error:
         fields = " and ".join(filter(lambda name: not _is_encodable(getattr(message, name)), message.__struct_fields__))
         raise MessageError(
@@ -318,7 +318,6 @@ def encode_body(message: Message) -> bytes:
 
 
 def _is_encodable(value: object) -> bool:
-    """Whether msgpack can encode the value of a field."""
     try:
         _ENCODER.encode(value)
     except (TypeError, ValueError, OverflowError):
@@ -326,15 +325,15 @@ def _is_encodable(value: object) -> bool:
     return True
 
 
-def readable(message: S) -> S:
+def escape_surrogates(message: S) -> S:
     """Return a message in whose text fields surrogates, as in names of files that are not UTF-8, are escaped."""
     texts = {name: text for name, text in msgspec.structs.asdict(message).items() if isinstance(text, str)}
     changes = {name: text.encode(errors="backslashreplace").decode() for name, text in texts.items()}
     return msgspec.structs.replace(message, **changes)
 
 
-def decode(data: bytes) -> Message:
-    """Decode a message from bytes of `encode_body`.
+def decode_message(data: bytes) -> Message:
+    """Decode a message from bytes of `encode_message`.
 
     Raises:
         MessageError: The bytes are no message.
@@ -371,7 +370,7 @@ class FrameReader:
             if xxhash.xxh32_intdigest(frame) != expected:
                 raise DamagedFrameError(f"a frame of {length_bytes} bytes that was damaged on the way")
             del self._data[:end]
-            yield decode(frame)
+            yield decode_message(frame)
 
 
 # -- plain values ----------------------------------------------------------------------------------------------------
@@ -398,7 +397,12 @@ def pack_error(error: BaseException) -> PlainError:
         trace = "".join(format_exception(error))
     except Exception:  # an error whose text raises an error
         trace = "".join(format_tb(error.__traceback__))
-    return cut(type_name(error), LINE_BYTES), cut(text_of(error)), cut(trace, last=True), cut(where(error), LINE_BYTES)
+    return (
+        cut_text(type_name(error), LINE_BYTES),
+        cut_text(error_text(error)),
+        cut_text(trace, last=True),
+        cut_text(error_place(error), LINE_BYTES),
+    )
 
 
 def unpack_error(values: PlainError) -> RemoteError:
@@ -415,11 +419,13 @@ def pack_cause(error: BaseException, *, with_error: bool) -> Difference | RankCa
         with_error: Whether to include the error of the rank at fault, with its traceback.
     """
     if isinstance(error, CollectiveMismatchError):
-        calls, sites = _cut_pair(error.calls), _cut_pair(error.call_sites)
-        return Difference(name=cut(error.group, LINE_BYTES), seq=error.seq, ranks=error.ranks, calls=calls, sites=sites)
+        calls, sites = _cut_two_lines(error.calls), _cut_two_lines(error.call_sites)
+        return Difference(
+            name=cut_text(error.group, LINE_BYTES), seq=error.seq, ranks=error.ranks, calls=calls, sites=sites
+        )
     return RankCause(
         rank=getattr(error, "culprit", 0),
-        message=cut(text_of(error)),
+        message=cut_text(error_text(error)),
         aborted=isinstance(error, GroupAbortedError),
         error=pack_error(error.__cause__ or error) if with_error else None,
     )
@@ -437,13 +443,12 @@ def unpack_cause(cause: Difference | RankCause) -> Callable[[], OverlapError]:
     return partial(PeerFailedError.caused_by, unpack_error(cause.error), cause.message, culprit=cause.rank)
 
 
-def _cut_pair(lines: Sequence[str]) -> tuple[str, str]:
-    """Return two lines, each cut to `LINE_BYTES`."""
+def _cut_two_lines(lines: Sequence[str]) -> tuple[str, str]:
     first, second = lines
-    return cut(first, LINE_BYTES), cut(second, LINE_BYTES)
+    return cut_text(first, LINE_BYTES), cut_text(second, LINE_BYTES)
 
 
-def cut(text: str, limit_bytes: int = 8_000, *, last: bool = False) -> str:
+def cut_text(text: str, limit_bytes: int = 8_000, *, last: bool = False) -> str:
     """Return the beginning of a text, of at most `limit_bytes` in UTF-8; with `last`, the end of the text."""
     encoded = text.encode(errors="replace")
     return (encoded[-limit_bytes:] if last else encoded[:limit_bytes]).decode(errors="ignore")
@@ -451,7 +456,7 @@ def cut(text: str, limit_bytes: int = 8_000, *, last: bool = False) -> str:
 
 def cut_lines(lines: Sequence[str]) -> list[str]:
     """Return the first `_LINES` lines, each cut, and a line with the number of further ones, if there are any."""
-    first = [cut(line, LINE_BYTES) for line in lines[:_LINES]]
+    first = [cut_text(line, LINE_BYTES) for line in lines[:_LINES]]
     return first if len(lines) <= _LINES else [*first, f"and {len(lines) - _LINES} lines more"]
 
 
@@ -472,33 +477,27 @@ def cut_views(views: Sequence[RankView], now_ns: int) -> list[RankView]:
 def shift_views(views: Sequence[RankView], by_ns: int) -> list[RankView]:
     """Return views with `by_ns` added to the issued, begun and done times of every operation; unknown (0) stays 0."""
 
-    def moved(end: End) -> End:
+    def shift_end(end: End) -> End:
         times = {name: getattr(end, name) for name in ("issued_ns", "begun_ns", "done_ns")}
         return replace(end, **{name: time_ns + by_ns for name, time_ns in times.items() if time_ns})
 
-    return [replace(view, ends=tuple(map(moved, view.ends))) for view in views]
+    return [replace(view, ends=tuple(map(shift_end, view.ends))) for view in views]
 
 
 def _cut_view(view: RankView, most_ends: int, limit_bytes: int) -> RankView:
-    """Return a shortened view, with the ends in which the rank waits before others.
-
-    Args:
-        view: The view.
-        most_ends: Most ends in the result.
-        limit_bytes: Longest text in the result.
-    """
+    """Keep at most `most_ends` ends, those in which the rank waits before others."""
     # False sorts before True: operations that the rank awaits, and at which it has arrived, come first
     first = sorted(view.ends, key=lambda end: not (end.awaited and end.has_arrived))[:most_ends]
     # if ends were left out, the receiver cannot judge where the rank has not arrived
     may_end = view.may_end or len(first) < len(view.ends)
-    texts = {name: cut(getattr(view, name), limit_bytes) for name in ("site", "error", "host", "how")}
+    texts = {name: cut_text(getattr(view, name), limit_bytes) for name in ("site", "error", "host", "how")}
     return replace(view, ends=tuple(_cut_end(end, limit_bytes) for end in first), may_end=may_end, **texts)
 
 
 def _cut_end(end: End, limit_bytes: int) -> End:
-    """Return an `End` with its texts cut. Members are left out, except the ranks of a message if they are few."""
+    """Cut the texts. Members are left out, except the ranks of a message if they are few."""
     call = end.call
-    texts = {name: cut(getattr(call, name), limit_bytes) for name in ("op", "site", "name", "key", "group")}
+    texts = {name: cut_text(getattr(call, name), limit_bytes) for name in ("op", "site", "name", "key", "group")}
     members = call.members if call.is_message and len(call.members) <= _AWAITED else ()
     lacks = None if end.lacks is None else end.lacks[:_AWAITED]
     return replace(end, call=replace(call, members=members, form="", **texts), lacks=lacks)

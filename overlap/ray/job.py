@@ -16,9 +16,9 @@ from pathlib import Path
 from ray import cloudpickle
 
 from ..config import RunConfig
-from ..errors import OverlapError, UsageError, in_one_line
+from ..errors import OverlapError, UsageError, one_line_text
 from ..flight.folder import ENDING, MOST_FILES
-from ..kernel_facts import exists
+from ..kernel_facts import process_exists
 from ..processes.place import LONGEST_JOB
 from ..version import version
 
@@ -73,7 +73,7 @@ class Outcome:
     files: Mapping[str, bytes] = field(default_factory=dict)  # Flight records of lost members, by file name
 
 
-def describe_job(
+def make_job_spec(
     main: object, args: tuple[object, ...], config: RunConfig, *, ranks_each: int, name: str | None
 ) -> JobSpec:
     """Check the arguments of the user, and return the description of the job.
@@ -103,26 +103,28 @@ def describe_job(
         members=ranks // ranks_each,
         ranks_each=ranks_each,
         config=config,
-        program=_pack_program(main, args),
+        program=_pickle_program(main, args),
     )
 
 
-def _pack_program(main: object, args: tuple[object, ...]) -> bytes:
+def _pickle_program(main: object, args: tuple[object, ...]) -> bytes:
     """Return a program and its arguments, pickled; a `UsageError` names the item that cannot be pickled."""
     with suppress(Exception):
-        return pack((main, args), "")
-    pack(main, "main: cannot be sent to other processes")
+        return pickle_value((main, args), "")
+    pickle_value(main, "main: cannot be sent to other processes")
     for index, arg in enumerate(args, 1):
-        pack(arg, f"argument {index} of main: cannot be sent to other processes")
-    return pack((main, args), "main: cannot be sent to other processes")
+        pickle_value(arg, f"argument {index} of main: cannot be sent to other processes")
+    return pickle_value((main, args), "main: cannot be sent to other processes")
 
 
-def pack(value: object, complaint: str) -> bytes:
+def pickle_value(value: object, complaint: str) -> bytes:
     """Return a value, pickled; if that fails, raise a `UsageError` that begins with `complaint`."""
     try:
         return bytes(cloudpickle.dumps(value))
     except Exception as error:
-        raise UsageError(f"{complaint}: {in_one_line(error)}; leave open files, locks and sockets out of it") from error
+        raise UsageError(
+            f"{complaint}: {one_line_text(error)}; leave open files, locks and sockets out of it"
+        ) from error
 
 
 # -- the folder of a job on a host: the driver fetches the files before the folder is removed ------------------------
@@ -142,13 +144,13 @@ def make_job_folder(token: str) -> Path:
     for other in folder.parent.glob(f"{job_folder('').name}*"):
         with suppress(OSError):
             pids = [path.stem.rpartition("-")[2] for path in other.glob(f"*{ENDING}")]
-            if time.time() - other.stat().st_mtime > LONGEST_LEFT_S and not any(map(exists, pids)):
+            if time.time() - other.stat().st_mtime > LONGEST_LEFT_S and not any(map(process_exists, pids)):
                 shutil.rmtree(other, ignore_errors=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
 
-def take_files(token: str, *, pid: int | None = None) -> dict[str, bytes]:
+def take_job_files(token: str, *, pid: int | None = None) -> dict[str, bytes]:
     """Return files of a job on this machine, by name, and remove them; remove the folder as well if it is empty.
 
     Args:

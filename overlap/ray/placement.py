@@ -49,7 +49,9 @@ def check_placement(resources: Mapping[str, float], strategy: str) -> None:
         raise UsageError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
 
 
-def actor_places(group: PlacementGroup, resources: Mapping[str, float]) -> tuple[list[str], list[dict[str, Any]]]:
+def actor_nodes_and_options(
+    group: PlacementGroup, resources: Mapping[str, float]
+) -> tuple[list[str], list[dict[str, Any]]]:
     """Return the node id of each member, and the options of each member's actor; members are sorted by node.
 
     Args:
@@ -92,7 +94,9 @@ def wait_for_resources(demand: str, limit_s: float, ready: Callable[[float], boo
             raise ResourcesError(text, missing=missing(), waited_s=limit_s)
 
 
-def describe_lack(demand: Mapping[str, float], count: int, nodes: Mapping[str, Mapping[str, float]]) -> str:
+def describe_missing_resources(
+    demand: Mapping[str, float], count: int, nodes: Mapping[str, Mapping[str, float]]
+) -> str:
     """Return a description of how many of `count` places lack resources, and of the free resources.
 
     Args:
@@ -100,7 +104,7 @@ def describe_lack(demand: Mapping[str, float], count: int, nodes: Mapping[str, M
         count: Number of places.
         nodes: Free resources of each node, by the node's description.
 
-    >>> describe_lack({"CPU": 2}, 3, {"a": {"CPU": 3}, "b": {"CPU": 1}})
+    >>> describe_missing_resources({"CPU": 2}, 3, {"a": {"CPU": 3}, "b": {"CPU": 1}})
     '2 places with CPU: 2; free: CPU 3 on a, CPU 1 on b'
     """
     places = [min(int(free.get(name, 0) / demand[name] + _ROUNDING) for name in demand) for free in nodes.values()]
@@ -113,7 +117,7 @@ def describe_lack(demand: Mapping[str, float], count: int, nodes: Mapping[str, M
     return f"{place if lacking > 0 else 'a place that fits the strategy'}; free: {free_text or 'nothing of that'}"
 
 
-def free_resources(without: Collection[str]) -> dict[str, Mapping[str, float]]:
+def free_resources_by_node(without: Collection[str]) -> dict[str, Mapping[str, float]]:
     """Return the free resources of each node, by the node's address and the beginning of its id.
 
     Args:

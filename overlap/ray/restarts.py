@@ -15,7 +15,7 @@ from transports import TransportError
 from .. import trace_files
 from ..errors import OverlapError, PeerError, PeerLostError, RankFailedError, UsageError
 from ..flight.folder import ENDING, default_folder
-from ..launch.restarts import Advance
+from ..launch.restarts import AttemptProgress
 from ..notice import notify
 from ..processes.status import status_from_error
 from ..processes.traces import part_path
@@ -39,7 +39,7 @@ def run_attempts(job: JobSpec, run_attempt: Callable[[JobSpec], Outcome], *, max
     if not isinstance(max_restarts, int) or isinstance(max_restarts, bool) or max_restarts < 0:
         raise UsageError(f"max_restarts: expected an integer of 0 or more, got {max_restarts!r}")
     config, folder = job.config, Path(job.config.flight_dir or default_folder())
-    advance = Advance(config.state_dir)
+    advance = AttemptProgress(config.state_dir)
     for attempt in range(max_restarts + 1):
         outcome = run_attempt(replace(job, attempt=attempt))
         records = _write_records(outcome, folder)
@@ -62,7 +62,7 @@ def run_attempts(job: JobSpec, run_attempt: Callable[[JobSpec], Outcome], *, max
         why = str(error).splitlines()[0]
         notify(advance.describe_restart(attempt + 1, max_restarts, latest, config.state_dir, why))
         time.sleep(advance.pause_s)
-    raise AssertionError("this is a bug in overlap: the last attempt has returned or raised")
+    raise AssertionError("this is a bug in overlap, please report it: the last attempt has returned or raised")
 
 
 def _write_records(outcome: Outcome, folder: Path) -> list[Path]:
@@ -83,7 +83,7 @@ def _write_records(outcome: Outcome, folder: Path) -> list[Path]:
 def _write_trace(outcome: Outcome, path: str) -> None:
     """Join the timelines of all members, also of killed ones, and write them as the trace of the run.
 
-    If the trace cannot be written, print a notice and do not raise: the result of the run is more important.
+    If that fails, print a notice and do not raise: the result of the run is more important.
     """
     texts = [end.spans for end in outcome.ends.values() if end.spans]
     texts += [data for name, data in outcome.files.items() if name.endswith(SPANS) and data]
@@ -109,9 +109,9 @@ def find_first_failure(job: JobSpec, outcome: Outcome) -> OverlapError | None:
     the error. They are the error itself if members know only that another process was lost before they met.
     """
     failed = {member: end.error for member, end in outcome.ends.items() if end.error is not None}
-    guiltiest = min(failed, key=lambda member: _order_by_evidence(failed[member], job.ranks(member)), default=None)
+    guiltiest = min(failed, key=lambda member: _evidence_order_key(failed[member], job.ranks(member)), default=None)
     if guiltiest is None or (outcome.lost and isinstance(failed[guiltiest], PeerError)):
-        return _lost_error(job, *next(iter(outcome.lost.items()))) if outcome.lost else None
+        return _lost_member_error(job, *next(iter(outcome.lost.items()))) if outcome.lost else None
     error = failed[guiltiest]
     for member, why in outcome.lost.items():
         ranks = job.ranks(member)
@@ -120,21 +120,15 @@ def find_first_failure(job: JobSpec, outcome: Outcome) -> OverlapError | None:
     return error
 
 
-def _order_by_evidence(error: OverlapError, local: range) -> tuple[bool, Evidence, bool]:
+def _evidence_order_key(error: OverlapError, local: range) -> tuple[bool, Evidence, bool]:
     """Return a sort key of a member's error: usage errors first, then by evidence; `local` are the member's ranks."""
     # Of equal evidence, the error of a connection comes last.
     wire = isinstance(error, RankFailedError) and isinstance(error.cause, TransportError)
     return not isinstance(error, UsageError), status_from_error(error, local=local).evidence, wire
 
 
-def _lost_error(job: JobSpec, member: int, why: str) -> OverlapError:
-    """Return the error for a lost member if no other error explains it better.
-
-    Args:
-        job: The job.
-        member: The lost member.
-        why: The reason, as the end of a sentence.
-    """
+def _lost_member_error(job: JobSpec, member: int, why: str) -> OverlapError:
+    """Return the error for a lost member if no other error explains it better; `why` is the end of a sentence."""
     rank, world_size = job.ranks(member)[0], job.members * job.ranks_each
     cause = PeerLostError(f"its process on Ray {why}", culprit=rank)
     error = RankFailedError(rank=rank, cause=cause, where="", doing=(), others={}, world_size=world_size)

@@ -20,9 +20,16 @@ from ..errors import UsageError
 from ..flight.folder import ENDING
 from ..notice import notify
 from ..settings import check_seconds
-from .job import JobSpec, MemberEnd, Outcome, describe_job, take_files
+from .job import JobSpec, MemberEnd, Outcome, make_job_spec, take_job_files
 from .member import MET, MemberActor
-from .placement import actor_places, check_placement, describe_lack, free_resources, lost_nodes, wait_for_resources
+from .placement import (
+    actor_nodes_and_options,
+    check_placement,
+    describe_missing_resources,
+    free_resources_by_node,
+    lost_nodes,
+    wait_for_resources,
+)
 from .restarts import blamed_members, run_attempts
 from .store import CALLS, RayStore, make_store
 
@@ -109,7 +116,7 @@ def run(
         RankFailedError: When a rank raises, or its process is lost. The `__cause__` is the error of the rank.
         StallError: As for `overlap.run`.
     """
-    config = RunConfig.given(
+    config = RunConfig.from_values(
         ranks=ranks, cluster=None if cluster == "local" else cluster, trace=trace, trace_steps=trace_steps,
         timeout_s=timeout_s, transport=transport, algorithm=algorithm, check=check,
         state_dir=None if state_dir is None else os.path.abspath(state_dir),
@@ -139,7 +146,7 @@ class RayRun:
         """Run `main(rank, *args)`, and return the results in the order of ranks; `config` has been checked."""
         check_placement(self.resources, self.strategy)
         check_seconds("wait_s", self.wait_s)
-        job = describe_job(main, args, config, ranks_each=self.ranks_per_actor, name=self.name)
+        job = make_job_spec(main, args, config, ranks_each=self.ranks_per_actor, name=self.name)
         if not ray.is_initialized():
             ray.init(log_to_driver=True, logging_level="warning")
         try:
@@ -175,13 +182,13 @@ class RayRun:
                 f"job {job.name!r}, {job.members} x {{{demand}}}, {self.strategy}",
                 self.wait_s,
                 lambda seconds: bool(group.wait(seconds)),
-                lambda: describe_lack(amounts, job.members, free_resources(excluded)),
+                lambda: describe_missing_resources(amounts, job.members, free_resources_by_node(excluded)),
             )
-            nodes, options = actor_places(group, amounts)
+            nodes, options = actor_nodes_and_options(group, amounts)
             actor_class = ray.remote(max_concurrency=CALLS, runtime_env=self.runtime_env)(MemberActor)
             for index, each in enumerate(options):
                 actors.append(actor_class.options(**each).remote(job, index))
-            outcome = wait_for_ends(job, actors, nodes)
+            outcome = run_all_members(job, actors, nodes)
             lost = [nodes[member] for member in outcome.lost]
             return replace(outcome, files=self._collect_files_of_lost_members(job, lost) if lost else {})
         finally:
@@ -196,26 +203,21 @@ class RayRun:
                 remove_placement_group(group)
 
     def _collect_files_of_lost_members(self, job: JobSpec, nodes: Sequence[str]) -> dict[str, bytes]:
-        """Return flight records of lost members, by file name; add lost nodes to `excluded_nodes`.
-
-        Args:
-            job: The job.
-            nodes: The node of each lost member.
-        """
+        """Return flight records of lost members, by file name; add lost nodes among theirs to `excluded_nodes`."""
         self.excluded_nodes.update(lost_nodes(nodes))
-        files = take_files(job.token)  # of this machine
+        files = take_job_files(job.token)  # of this machine
         if sum(name.endswith(ENDING) for name in files) >= len(nodes):
             return files
         for node in sorted({*nodes} - self.excluded_nodes):
             notify(f"job {job.name!r}: looking for flight records of lost processes on node {node[:6]}")
             on_node = NodeAffinitySchedulingStrategy(node, soft=False)
-            reader = ray.remote(take_files).options(num_cpus=0, scheduling_strategy=on_node, max_retries=0)
+            reader = ray.remote(take_job_files).options(num_cpus=0, scheduling_strategy=on_node, max_retries=0)
             with suppress(ray.exceptions.RayError, TimeoutError):
                 files.update(ray.get(reader.remote(job.token), timeout=_LEFT_BEHIND_S))
         return files
 
 
-def wait_for_ends(job: JobSpec, actors: Sequence[Any], nodes: Sequence[str]) -> Outcome:
+def run_all_members(job: JobSpec, actors: Sequence[Any], nodes: Sequence[str]) -> Outcome:
     """Run the program on all members, and wait until all have ended.
 
     Once a member has failed, it waits for the others up to `GRACE_S`, or less if they have not met: then they do not

@@ -58,14 +58,14 @@ class RayStore:
 
     def set(self, key: str, value: bytes) -> None:
         """Store a value."""
-        _wait_for(self.actor.set, key, value)
+        _call_and_wait(self.actor.set, key, value)
 
     def get(self, key: str) -> bytes:
         """Wait until a key has a value, and return the value."""
-        return bytes(_wait_for(self.actor.get, key))
+        return bytes(_call_and_wait(self.actor.get, key))
 
 
-def _wait_for(method: Any, *args: object) -> Any:
+def _call_and_wait(method: Any, *args: object) -> Any:
     """Call a method of a store's actor, block until it returns, and return the result.
 
     It does not use `ray.get`, which would warn in threads of async actors.

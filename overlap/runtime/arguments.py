@@ -21,14 +21,14 @@ from ..collectives.kinds import (
     agreed_shape,
 )
 from ..collectives.reduce import OPS, Array, check_dtype
-from ..errors import UsageError, shown
+from ..errors import UsageError, argument_text
 from .context import Arrays
 from .memory.buffer_locks import BufferLocks
-from .memory.foreign import as_input, as_output, changes
+from .memory.foreign import as_input_array, as_output_array, make_change_check
 from .operation import CollectiveFuture, GroupLike
-from .transfer import ANY_TREE, buffers_for, new_array
+from .transfer import ANY_TREE, make_receive_buffers, new_array
 from .tree_operation import TreeOperation
-from .trees import is_tree, message_of
+from .trees import is_tree, make_tree_message
 
 if TYPE_CHECKING:
     from .message import Message
@@ -39,7 +39,7 @@ TAGS: int = 1 << 24
 _INTEGERS = int, np.integer
 
 
-def prepare(operation: CollectiveFuture[Any]) -> None:
+def prepare_input(operation: CollectiveFuture[Any]) -> None:
     """Check an operation's input, and set its `call` and `source`, the array to read.
 
     Without an input only `call` is set. The arrays of a tree are packed into a new array, which becomes `source`. For
@@ -50,36 +50,38 @@ def prepare(operation: CollectiveFuture[Any]) -> None:
     """
     x, kind, out = operation.input, operation.kind, operation.out
     if x is None:
-        operation.call = _receivers_call(operation)
+        operation.call = _call_without_input(operation)
         return
     if type(x) is not np.ndarray:
         if isinstance(x, (dict, list, tuple)) and is_tree(x):
             if kind is P2P:
                 message = cast("Message[Any]", operation)
-                message.tree_memory, operation.source, form = message_of(x, operation.context.arrays)
+                message.tree_memory, operation.source, form = make_tree_message(x, operation.context.arrays)
                 dtype, shape = operation.source.dtype, operation.source.shape
                 # no operator; two ends; no root, pairs, counts, exact, shared and algorithm
                 operation.call = call(kind.text, None, dtype, shape, 2, 0, (), (), False, False, None, form)
                 return
             if isinstance(operation, TreeOperation):
-                operation.pack(x, _call_with)
+                operation.pack_tree(x, _call_with_array)
                 return
-        operation.input_changed = changes(x)
-        x = as_input(x)
-    operation.call = requested = call(kind.text, None, x.dtype, x.shape, 2) if kind is P2P else _call_with(operation, x)
-    operation.source = x if x.flags.carray else _readable(operation, x)
+        operation.input_changed = make_change_check(x)
+        x = as_input_array(x)
+    operation.call = requested = (
+        call(kind.text, None, x.dtype, x.shape, 2) if kind is P2P else _call_with_array(operation, x)
+    )
+    operation.source = x if x.flags.carray else _contiguous_input(operation, x)
     # `x` as the `out` of an elementwise collective always fits. With counts the shape differs by rank: check it fully.
     if out is not None and (out is not x or kind not in _ELEMENTWISE):
         if out.shape != requested.result_shape or out.dtype is not requested.dtype or requested.counts:
-            check_result(out, requested, operation.member.rank)
+            check_out_fits(out, requested, operation.member.rank)
         check_overlap(requested, operation.member.rank, out, x)
 
 
-def prepare_late(operation: CollectiveFuture[Any]) -> None:
+def prepare_late_input(operation: CollectiveFuture[Any]) -> None:
     """Prepare an operation whose input was a future, now that the value of the future is its input.
 
     Raises:
-        UsageError: As in `prepare`; the text also has the line of the call and the value of the future.
+        UsageError: As in `prepare_input`; the text also has the line of the call and the value of the future.
     """
     x, kind = operation.input, operation.kind
     try:
@@ -87,7 +89,7 @@ def prepare_late(operation: CollectiveFuture[Any]) -> None:
             raise UsageError("x: send needs an array or a tree of arrays, got None")
         if x is None and kind.traits.rooted:
             check_root(operation.member, operation)
-        prepare(operation)
+        prepare_input(operation)
     except UsageError as error:
         which = f"{operation.name} at {operation.call_site}"
         raise UsageError(f"{error} (the future that {which} was given has become {describe_value(x)})") from error
@@ -104,16 +106,11 @@ def describe_value(x: object) -> str:
     return f"an object of type {type(x).__name__}"
 
 
-def _call_with(operation: CollectiveFuture[Any], x: Array, form: str = "") -> Call:
-    """Return the call of a rank that passes an array to a collective.
+def _call_with_array(operation: CollectiveFuture[Any], x: Array, form: str = "") -> Call:
+    """Return the call with an array, or with the packed arrays of a tree of this form; `form` is "" without a tree.
 
-    Args:
-        operation: The collective, whose arguments other than `op` are checked.
-        x: The array, or the packed arrays of a tree.
-        form: Form of the tree (its dicts, lists and tuples as text); "" for an array.
-
-    Raises:
-        UsageError: If `op` cannot be looked up, or the array does not fit the counts.
+    Only `op` is not checked before: `UsageError` is raised if it cannot be looked up, or if the array does not fit the
+    counts.
     """
     kind, shape, size, given = operation.kind, x.shape, operation.member.size, operation.arguments
     counts: Counts = ()
@@ -125,16 +122,13 @@ def _call_with(operation: CollectiveFuture[Any], x: Array, form: str = "") -> Ca
             given.algorithm, form,
         )  # fmt: skip
     except TypeError as error:  # not hashable
-        raise UsageError(f"op: {shown(given.op)} is unknown; known are {', '.join(OPS)}") from error
+        raise UsageError(f"op: {argument_text(given.op)} is unknown; known are {', '.join(OPS)}") from error
 
 
-def _receivers_call(operation: CollectiveFuture[Any]) -> Call:
-    """Return the call of a rank that passes no input.
+def _call_without_input(operation: CollectiveFuture[Any]) -> Call:
+    """Return the call of a rank that passes no input; raise `UsageError` if every rank needs one in this collective.
 
     The call of a receive has the dtype and shape of its target, if there is one. That of a collective has neither.
-
-    Raises:
-        UsageError: If every rank needs an input in this collective.
     """
     kind = operation.kind
     if kind is P2P:
@@ -152,7 +146,7 @@ def _receivers_call(operation: CollectiveFuture[Any]) -> Call:
     )  # fmt: skip
 
 
-def call_by_out(operation: CollectiveFuture[Any]) -> Call | None:
+def infer_call_from_out(operation: CollectiveFuture[Any]) -> Call | None:
     """Infer the call of a rank that only receives in a broadcast or scatter, from dtype and shape of its `out`.
 
     With an `out` of shape (3, 2), a scatter to 4 ranks has the shape (12, 2). Return None if `out` is no array, or has
@@ -169,19 +163,18 @@ def call_by_out(operation: CollectiveFuture[Any]) -> Call | None:
     )  # fmt: skip
 
 
-def _readable(operation: CollectiveFuture[Any], x: Array) -> Array:
-    """Return the input `x`, which is read-only or not contiguous, as a C-contiguous array; copy it if needed.
+def _contiguous_input(operation: CollectiveFuture[Any], x: Array) -> Array:
+    """Return a read-only or non-contiguous input as a C-contiguous array, copied if needed.
 
-    Raises:
-        UsageError: If an operation that has not ended still writes `x`.
+    Raises `UsageError` if an operation that has not ended still writes it.
     """
     if not x.flags.writeable and x is not operation.out:
-        check_unwritten(operation.context.locks, (x,), "x")
+        check_no_pending_writes(operation.context.locks, (x,), "x")
     arrays = operation.context.arrays
     return x if x.flags.c_contiguous or arrays.shapes_only else arrays.copy(x)
 
 
-def take_output(operation: CollectiveFuture[Any]) -> None:
+def set_output_array(operation: CollectiveFuture[Any]) -> None:
     """Replace `operation.out`, an object of any library, by an array of numpy on the same memory.
 
     The caller's object is kept as `caller_out`, and is the result in the end. If it is also the input, the array
@@ -193,17 +186,17 @@ def take_output(operation: CollectiveFuture[Any]) -> None:
     out = operation.out
     if isinstance(out, np.ndarray) and operation.context.arrays.shapes_only:
         return  # there is nothing to write
-    target = as_output(out, "out" if operation.kind is not P2P else "like")
+    target = as_output_array(out, "out" if operation.kind is not P2P else "like")
     if target is not out:
         operation.caller_out, operation.out = out, target
         if operation.input is out:
-            operation.input, operation.input_changed = target, changes(out)
+            operation.input, operation.input_changed = target, make_change_check(out)
 
 
 # -- arrays ----------------------------------------------------------------------------------------------------------
 
 
-def check_result(out: Array | None, pattern: Call, rank: int) -> None:
+def check_out_fits(out: Array | None, pattern: Call, rank: int) -> None:
     """Check that `out` has the dtype and shape of the result of a call.
 
     Args:
@@ -216,12 +209,12 @@ def check_result(out: Array | None, pattern: Call, rank: int) -> None:
     """
     if out is None or pattern.dtype is None:
         return
-    shape = pattern.result_at(rank)
+    shape = pattern.result_shape_at(rank)
     if out.shape != shape or out.dtype != pattern.dtype:
         raise UsageError(f"out: expected {pattern.dtype} {shape}, got {out.dtype} {out.shape}")
 
 
-def check_unwritten(locks: BufferLocks, arrays: Iterable[Array], reader: str) -> None:
+def check_no_pending_writes(locks: BufferLocks, arrays: Iterable[Array], reader: str) -> None:
     """Refuse to read arrays that another operation still writes: they could hold any mixture of old and new data.
 
     Args:
@@ -252,16 +245,16 @@ def check_overlap(call: Call, rank: int, out: Array, x: Array) -> None:
     source, dest = x if x.base is None else x.base, out if out.base is None else out.base
     if source is not dest and type(source) is type(dest) is np.ndarray and source.flags.owndata and dest.flags.owndata:
         return  # most pairs have different owners, and cannot overlap; to compare bounds takes three times as long
-    if np.may_share_memory(out, x) and not _in_place(call, rank, out, x):
+    if np.may_share_memory(out, x) and not _is_safe_in_place(call, rank, out, x):
         kind = call.kind.text
         raise UsageError(f"out: overlaps x, which {kind} still reads; pass x itself or an array of its own")
 
 
-def _in_place(call: Call, rank: int, out: Array, x: Array) -> bool:
+def _is_safe_in_place(call: Call, rank: int, out: Array, x: Array) -> bool:
     """Whether `x` lies in `out` at the one offset at which the operation reads it before it writes there.
 
     If the result is gathered, that is the block of this rank: with 4 ranks of 8 bytes each, rank 2 passes `x` at byte
-    16 of `out`. Otherwise it is the beginning of `out`. Arguments: see `check_overlap`.
+    16 of `out`. Otherwise it is the beginning of `out`.
     """
     traits = call.kind.traits
     if not x.flags.c_contiguous or traits.scatters or call.kind is PERMUTE:
@@ -273,7 +266,7 @@ def _in_place(call: Call, rank: int, out: Array, x: Array) -> bool:
     return bool(offset == (rank * x.nbytes if traits.gathers else 0))
 
 
-def receive_like(like: object, arrays: Arrays) -> object:
+def make_receive_target(like: object, arrays: Arrays) -> object:
     """Return the object that a receive fills, for the argument `like` of `recv`.
 
     Args:
@@ -293,16 +286,16 @@ def receive_like(like: object, arrays: Arrays) -> object:
         except (TypeError, ValueError) as error:
             # A tuple that is no pair (shape, dtype) is a tree if it holds arrays, or its last item is a tree or a pair.
             if is_tree(like) or any(isinstance(item, (dict, list, tuple)) for item in like[-1:]):
-                return buffers_for(like, arrays)
+                return make_receive_buffers(like, arrays)
             raise UsageError(f"like: expected an array or (shape, dtype), got {like!r}: {error}") from error
     elif type(like) is not np.ndarray:
         if like is None:
             return ANY_TREE
         if isinstance(like, (dict, list)):
-            return buffers_for(like, arrays)
+            return make_receive_buffers(like, arrays)
         if isinstance(like, _INTEGERS):
             raise UsageError(f"like: expected an array or (shape, dtype), got {like}; a source is src={like}")
-    check_dtype((like if isinstance(like, np.ndarray) else as_output(like, "like")).dtype, "like")
+    check_dtype((like if isinstance(like, np.ndarray) else as_output_array(like, "like")).dtype, "like")
     return like
 
 
@@ -313,7 +306,7 @@ def check_rank(group: GroupLike, argument: str, rank: int | None) -> None:
     """Raise `UsageError`, which names `argument`, unless `rank` is a rank of the group."""
     if not isinstance(rank, _INTEGERS) or not 0 <= rank < group.size:
         raise UsageError(
-            f"{argument}: expected 0 to {group.size - 1}, a rank of group '{group.name}', got {shown(rank)}"
+            f"{argument}: expected 0 to {group.size - 1}, a rank of group '{group.name}', got {argument_text(rank)}"
         )
 
 
@@ -329,7 +322,7 @@ def check_peer(group: GroupLike, argument: str, peer: int | None, tag: int, tags
     """
     check_rank(group, argument, peer)
     if not isinstance(tag, int) or not 0 <= tag < tags:
-        raise UsageError(f"tag: must be an integer from 0 to {tags - 1}, got {shown(tag)}")
+        raise UsageError(f"tag: must be an integer from 0 to {tags - 1}, got {argument_text(tag)}")
 
 
 def check_root(group: GroupLike, operation: CollectiveFuture[Any]) -> None:
@@ -359,7 +352,7 @@ def check_options(group: GroupLike, operation: CollectiveFuture[Any]) -> None:
     given = operation.arguments
     for option, value in (("exact", given.exact), ("shared", given.shared)):
         if type(value) is not bool:
-            raise UsageError(f"{option}: expected True or False, got {shown(value)}")
+            raise UsageError(f"{option}: expected True or False, got {argument_text(value)}")
     if given.shared and operation.out is not None:
         raise UsageError("out: a result that ranks share lies in memory of its own; pass out= or shared=True")
     if given.algorithm is not None:
@@ -379,7 +372,7 @@ def check_pairs(group: GroupLike, pairs: Sequence[tuple[int, int]]) -> tuple[tup
     try:
         checked = tuple((src, dst) for src, dst in pairs)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"pairs: expected (source, destination) pairs of ranks, got {shown(pairs)}") from error
+        raise UsageError(f"pairs: expected (source, destination) pairs of ranks, got {argument_text(pairs)}") from error
     for end, role in enumerate(("source", "destination")):
         ranks = [pair[end] for pair in checked]
         for rank in ranks:
@@ -390,7 +383,7 @@ def check_pairs(group: GroupLike, pairs: Sequence[tuple[int, int]]) -> tuple[tup
     return tuple((int(src), int(dst)) for src, dst in checked)
 
 
-def check_one_a_rank(group: GroupLike, argument: str, values: object) -> None:
+def check_value_per_rank(group: GroupLike, argument: str, values: object) -> None:
     """Raise `UsageError`, which names `argument`, unless `values` is a list or tuple with one item for each rank."""
     if not isinstance(values, (list, tuple)) or len(values) != group.size:
         got = f"{len(values)} of them" if isinstance(values, (list, tuple)) else type(values).__name__

@@ -56,8 +56,8 @@ class Backend(ABC):
     def __init__(self) -> None:
         self.buffers: BufferPool = BufferPool()
 
-    def later(self, handover: Handover) -> Callable[[Callable[[], None]], None]:
-        """Return the function for `Communicators.later`: it lets the event loop call another function soon."""
+    def make_call_later(self, handover: Handover) -> Callable[[Callable[[], None]], None]:
+        """Return the function for `Communicators.call_later`: it lets the event loop call another function soon."""
         return handover.post_if_open
 
     def empty(self, shape: Shape, dtype: np.dtype[np.generic]) -> Array:
@@ -68,7 +68,7 @@ class Backend(ABC):
         """Return a C-contiguous copy of an array."""
         return self.buffers.copy(array)
 
-    def notes(self, key: object, seq: int) -> dict[int, list[int]]:
+    def shared_integers(self, key: object, seq: int) -> dict[int, list[int]]:
         """Return a dict in which the ranks of an operation leave integers for each other, by group rank.
 
         In a simulation without data all ranks get the same dict, because arrays carry no values there. In real time
@@ -80,7 +80,7 @@ class Backend(ABC):
         """
         return {}
 
-    def limit(self, timeout_s: float, stop: Callable[[], None], nursery: trio.Nursery) -> None:
+    def start_time_limit(self, timeout_s: float, stop: Callable[[], None], nursery: trio.Nursery) -> None:
         """Call `stop` on the event loop after a timeout, unless a nursery has been cancelled by then.
 
         Args:
@@ -90,14 +90,14 @@ class Backend(ABC):
         """
         nursery.start_soon(_call_after, timeout_s, stop)
 
-    def meta(self) -> dict[str, str]:
+    def timeline_metadata(self) -> dict[str, str]:
         """Return the entries that this backend adds to the metadata of a timeline."""
         return {}
 
     def on_step_begin(self, context: RankContext) -> None:  # noqa: B027 (no use in real time)
         """Record that a rank has begun the step `context.step`."""
 
-    def communicators(self, engine: BaseEngine) -> Communicators:
+    def make_communicators(self, engine: BaseEngine) -> Communicators:
         """Return the communicators of a world."""
         return Communicators(engine)
 
@@ -106,11 +106,13 @@ class Backend(ABC):
         """Return the present instant in nanoseconds."""
 
     @abstractmethod
-    def compute_stream(self, context: RankContext, lane: str) -> ComputeStream:
+    def make_compute_stream(self, context: RankContext, lane: str) -> ComputeStream:
         """Return a new compute stream of a rank, with the name `lane`; it runs functions in the order of issue."""
 
     @abstractmethod
-    def engine(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> BaseEngine:
+    def make_engine(
+        self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None
+    ) -> BaseEngine:
         """Return the engine for the ranks of this process.
 
         Args:
@@ -141,12 +143,14 @@ class RealBackend(Backend):
         self._blas = BlasLimit()
         self.pause: Callable[[], Coroutine[object, object, None]] = FairPauses().pause
 
-    def compute_stream(self, context: RankContext, lane: str) -> ComputeStream:
-        """Return a compute stream with a thread of its own; see `Backend.compute_stream`."""
+    def make_compute_stream(self, context: RankContext, lane: str) -> ComputeStream:
+        """Return a compute stream with a thread of its own; see `Backend.make_compute_stream`."""
         return ThreadedCompute(context, self._blas.impose, lane)
 
-    def engine(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> BaseEngine:
-        """Return the engine that moves bytes; see `Backend.engine`."""
+    def make_engine(
+        self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None
+    ) -> BaseEngine:
+        """Return the engine that moves bytes; see `Backend.make_engine`."""
         return RealEngine(transport, cluster, token, algorithm=algorithm)
 
     def close(self) -> None:

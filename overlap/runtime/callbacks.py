@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .future import Future
 
 
-def call_back(callback: Callable[[Any], object], future: Future[Any]) -> None:
+def call_and_log_errors(callback: Callable[[Any], object], future: Future[Any]) -> None:
     """Call `callback(future)`; an error that it raises is logged, and changes nothing.
 
     KeyboardInterrupt and SystemExit end the rank of the future, and so the world: raised here, they would end the event
@@ -39,23 +39,24 @@ def call_when_done(future: Future[Any], callback: Callable[[], None]) -> None:
     # the callback is added before `done` is read, so that an end in another thread in between cannot be missed
     with LOCK:
         future._add_callback(callback)
-    future._claim()  # from here on the result has a user
-    if future.done and future._take_callback(callback):  # else the end calls it
+    future._prepare_for_use()  # from here on the result has a user
+    if future.done and future._remove_callback(callback):  # else the end calls it
         callback()
 
 
-def call_anywhere(future: Future[Any], callback: Callable[[Any], object]) -> None:
+def call_when_settled(future: Future[Any], callback: Callable[[Any], object]) -> None:
     """Call `callback(future)` once a future is settled: at once if it is, else in the thread that settles it.
 
     The thread may be one of the program, so that no loop has to be woken. The callback must neither block nor use
     objects of the loop. An error that it raises is logged, and changes nothing.
     """
-    call, source = partial(call_back, callback, future), future._source()  # an `Item` ends with the whole result
+    # an `Item` ends with the whole result
+    call, source = partial(call_and_log_errors, callback, future), future._state_owner()
     with LOCK:
-        source._anywhere = [*(source._anywhere or ()), call]
-    source._claim()  # from here on the result has a user
+        source._thread_callbacks = [*(source._thread_callbacks or ()), call]
+    source._prepare_for_use()  # from here on the result has a user
     if source.done:  # else the end calls it
-        source._call_anywhere()
+        source._run_thread_callbacks()
 
 
 def await_in_asyncio(future: Future[Any]) -> Generator[object, object, None]:
@@ -65,18 +66,20 @@ def await_in_asyncio(future: Future[Any]) -> Generator[object, object, None]:
     """
     import asyncio  # imported already by a program that awaits there
 
-    loop, ended, source = asyncio.get_running_loop(), asyncio.Event(), future._source()
+    loop, ended, source = asyncio.get_running_loop(), asyncio.Event(), future._state_owner()
 
     def wake(_: object) -> None:
         with suppress(RuntimeError):  # that loop has been closed
             loop.call_soon_threadsafe(ended.set)
 
-    call_anywhere(source, wake)
+    call_when_settled(source, wake)
     try:
         yield from ended.wait().__await__()
     except BaseException:
-        with LOCK:  # remove the callback, which `call_anywhere` has put in a partial
-            source._anywhere = [call for call in source._anywhere or () if call.args[0] is not wake] or None
+        with LOCK:  # remove the callback, which `call_when_settled` has put in a partial
+            source._thread_callbacks = [
+                call for call in source._thread_callbacks or () if call.args[0] is not wake
+            ] or None
         source._await_cancelled_elsewhere()
         raise
 
@@ -97,7 +100,7 @@ def wait_in_thread(future: Future[Any], unless: Future[Any] | None = None) -> No
         with suppress(RuntimeError):  # the lock is free: the other future has released it
             ended.release()
 
-    call_anywhere(future, release)
+    call_when_settled(future, release)
     if unless is not None:
-        call_anywhere(unless, release)
+        call_when_settled(unless, release)
     wait_for_lock(ended)

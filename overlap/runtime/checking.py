@@ -30,26 +30,20 @@ _BLOCK = 1 << 15
 
 def install_input_checks(interceptor: Interceptor) -> Interceptor:
     """Change `arrive` of an interceptor so that it checks the input of an operation first; return the interceptor."""
-    interceptor.arrive = partial(_check_arrival, interceptor.arrive)  # type: ignore[method-assign]
+    interceptor.arrive = partial(_arrive_if_finite, interceptor.arrive)  # type: ignore[method-assign]
     return interceptor
 
 
-def _check_arrival(arrive: Callable[[Place, Any], None], place: Place, operation: Any) -> None:
-    """Let an operation arrive, or fail it on all ranks if its data is not finite.
-
-    Args:
-        arrive: The method of the interceptor that this function replaces.
-        place: Port of a collective, or inbox of a message.
-        operation: The operation of one rank.
-    """
-    error = _find_bad_value(operation) if sends_data(operation) else None
+def _arrive_if_finite(arrive: Callable[[Place, Any], None], place: Place, operation: Any) -> None:
+    """Let an operation arrive by the replaced method `arrive`, or fail it on all ranks if its data is not finite."""
+    error = _not_finite_input_error(operation) if sends_data(operation) else None
     if error is None:
         _watch_for_writes(operation)
         arrive(place, operation)
     elif isinstance(place, Port):
-        place.communicator.withdraw(operation, Failure(error))
+        place.communicator.fail_and_report(operation, Failure(error))
     else:
-        place.withdraw(operation, Failure(error))
+        place.fail_and_report(operation, Failure(error))
 
 
 def sends_data(operation: Operation) -> bool:
@@ -78,11 +72,11 @@ def _digest(array: Array) -> int:
     return crc32(array.reshape(-1).view(np.uint8).data)
 
 
-def _find_bad_value(operation: Operation) -> NonFiniteError | None:
+def _not_finite_input_error(operation: Operation) -> NonFiniteError | None:
     """Return the error for a NaN or an infinity in the input of an operation, or None."""
     source = operation.source
     assert source is not None, "this is a bug in overlap: a sender has no array"
-    at = first_not_finite(source)
+    at = first_not_finite_index(source)
     if at is None:
         return None
     index = tuple(map(int, np.unravel_index(at, source.shape)))
@@ -99,13 +93,13 @@ def _find_bad_value(operation: Operation) -> NonFiniteError | None:
     )
 
 
-def first_not_finite(array: Array) -> int | None:
+def first_not_finite_index(array: Array) -> int | None:
     """Return the flat index of the first NaN or infinity of a C-contiguous array, or None if all is finite."""
     flat = array.reshape(-1)
     dtype = flat.dtype
     if dtype.kind in "biu":
         return None
-    marks = _bad_bits(dtype)
+    marks = _not_finite_bits(dtype)
     if marks is not None:
         flat = flat.view(np.uint8 if dtype.itemsize == 1 else np.uint16)
     for start in range(0, flat.size, _BLOCK):
@@ -118,11 +112,11 @@ def first_not_finite(array: Array) -> int | None:
 
 
 @cache
-def _bad_bits(dtype: np.dtype[np.generic]) -> tuple[np.generic, np.generic] | None:
-    """Return (mask, value) for a dtype of one or two bytes: an element is NaN or infinite if its bits & mask == value.
+def _not_finite_bits(dtype: np.dtype[np.generic]) -> tuple[np.generic, np.generic] | None:
+    """Return (mask, value): an element of this dtype is NaN or infinite if its bits & mask == value.
 
-    For float16 both are 0x7c00. None for a wider dtype, or one without such bits. `np.isfinite` on a bfloat16 takes
-    forty times as long.
+    None for a dtype of more than two bytes, or without such bits. `np.isfinite` on a bfloat16 takes forty times as
+    long.
     """
     if dtype.itemsize > 2:
         return None

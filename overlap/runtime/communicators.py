@@ -44,53 +44,54 @@ class Communicators:
     Attributes:
         engine: Runs matched operations.
         inbox: Messages of the ranks here.
-        left: World ranks that have finished their program.
-        closing: World ranks, here and elsewhere, that issue nothing more, and wait until their messages are received.
-        broken: Communicators, lanes and groups on which every operation fails: by the id of the key, a function that
-            makes the error.
-        unraised: Errors that no operation was left to fail with, because all were over when the ranks turned out to
-            differ: by the id of the communicator, a function that makes the error.
-        later: Lets the loop's thread call a function soon, without a trace in virtual time; does nothing if the loop
-            has ended. Any thread may call it.
+        finished_ranks: World ranks that have finished their program.
+        closing_ranks: World ranks, here and elsewhere, that issue nothing more, and wait until their messages are
+            received.
+        broken_errors: Communicators, lanes and groups on which every operation fails: by the id of the key, a function
+            that makes the error.
+        unraised_errors: Errors that no operation was left to fail with, because all were over when the ranks turned
+            out to differ: by the id of the communicator, a function that makes the error.
+        call_later: Lets the loop's thread call a function soon, without a trace in virtual time; does nothing if the
+            loop has ended. Any thread may call it.
         intercept: Decides when operations arrive; None: at once.
-        lost_count: Whether counts of operations and messages here are incomplete.
+        has_lost_counts: Whether counts of operations and messages here are incomplete.
         local: World ranks of this process; None: all.
         control: Sends reports to the other processes; missing if there are none.
         spanning: Communicators that span processes, by id.
-        early: Reports on operations at which no rank here has arrived, by (id of the group, id of the communicator or
-            lane, number of the operation).
+        early_reports: Reports on operations at which no rank here has arrived, by (id of the group, id of the
+            communicator or lane, number of the operation).
     """
 
-    later: Callable[[Callable[[], None]], None]
+    call_later: Callable[[Callable[[], None]], None]
     control: ControlPlane
 
     def __init__(self, engine: BaseEngine, local: frozenset[int] | None = None) -> None:
         self.engine: BaseEngine = engine
-        self.left: set[int] = set()
-        self.closing: set[int] = set()
+        self.finished_ranks: set[int] = set()
+        self.closing_ranks: set[int] = set()
         self.local: frozenset[int] | None = local
         self.spanning: dict[int, Communicator] = {}
-        self.early: OrderedDict[tuple[int, int, int], list[Report]] = OrderedDict()
+        self.early_reports: OrderedDict[tuple[int, int, int], list[Report]] = OrderedDict()
         # Numbers of operations that finished ranks elsewhere have issued: by rank, then by id of communicator or lane.
         self._finished: dict[int, dict[int, int]] = {}
         self._uncounted: set[int] = set()  # finished ranks whose counts are incomplete
         # Histories of the last groups that were closed: by id of the group, then by id of the communicator.
         self._closed: OrderedDict[int, dict[int, History]] = OrderedDict()
         self._look_due_ns = 0
-        self.lost_count: bool = False
+        self.has_lost_counts: bool = False
         self.intercept: Interceptor | None = None
-        self.unraised: dict[int, Callable[[], BaseException]] = {}
+        self.unraised_errors: dict[int, Callable[[], BaseException]] = {}
         # Open communicators: by (ranks, occurrence) of the group, then by key. To make the group's key takes longer.
         self._open: dict[tuple[object, ...], dict[Key, Communicator]] = {}
         self._unused: dict[Key, int] = {}  # by key of the group, the number of ranks here that no longer use it
-        self.broken: dict[int, Callable[[], BaseException]] = {}
+        self.broken_errors: dict[int, Callable[[], BaseException]] = {}
         self.inbox: Inbox = self.make_inbox()
 
     def make_inbox(self) -> Inbox:
         """Return the inbox of the messages of the ranks here."""
         return Inbox(self)
 
-    def use(self, interceptor: Interceptor) -> None:
+    def use_interceptor(self, interceptor: Interceptor) -> None:
         """Let an interceptor decide when operations arrive. Must be called before any operation is issued."""
         self.intercept = interceptor
         self.inbox.arrive = partial(interceptor.arrive, self.inbox)
@@ -107,33 +108,36 @@ class Communicators:
             communicator = self.add(Communicator(self, key, name, key.ranks))
             if communicator.spans:
                 self.spanning[communicator.history.id] = communicator
-            if self.broken and (error := self.broken.get(key.group.id) or self.broken.get(key.id)) is not None:
-                communicator.break_off(error)
+            if (
+                self.broken_errors
+                and (error := self.broken_errors.get(key.group.id) or self.broken_errors.get(key.id)) is not None
+            ):
+                communicator.fail_operations_from(error)
         return communicator
 
-    def abort(self, group: Key, error: Callable[[], GroupAbortedError]) -> None:
+    def abort_group(self, group: Key, error: Callable[[], GroupAbortedError]) -> None:
         """Fail all present and later operations of a group, here and in other processes.
 
         Args:
             group: Key of the group.
             error: Makes a new error for each operation.
         """
-        self.break_off(group.id, error)
+        self.fail_operations_of(group.id, error)
         if self.local is not None and not self.local.issuperset(group.ranks):
             self.control.send_operation_failed(History(group, "", group.ranks), 0, error(), onwards=True)
 
-    def break_off(self, key_id: int, error: Callable[[], BaseException]) -> None:
+    def fail_operations_of(self, key_id: int, error: Callable[[], BaseException]) -> None:
         """Fail all present and later operations of a communicator, a lane or a group on the ranks of this process.
 
         Args:
             key_id: Id of the key of a communicator or a group, or of a lane.
             error: Makes a new error for each operation.
         """
-        self.broken.setdefault(key_id, error)
+        self.broken_errors.setdefault(key_id, error)
         for communicator in self:
             if key_id in (communicator.key.id, communicator.key.group.id):
-                communicator.break_off(error)
-        self.inbox.break_off(key_id, error)
+                communicator.fail_operations_from(error)
+        self.inbox.fail_messages_of(key_id, error)
 
     def find(self, key: Key) -> Communicator | None:
         """Return the communicator of a key, or None if it is not open."""
@@ -157,23 +161,18 @@ class Communicators:
             of: History of the operation's communicator, or lane of a message.
             seq: Number of the operation.
         """
-        return self.early.pop((of.group_id, of.id, seq), [])
+        return self.early_reports.pop((of.group_id, of.id, seq), [])
 
     def _keep_early_report(self, group_id: int, of_id: int, seq: int, report: Report) -> None:
         """Keep a report until a rank here arrives at the operation. If there are too many, drop the oldest.
 
-        A report on a closed group is dropped: no rank here issues there any more.
-
-        Args:
-            group_id: Id of the group.
-            of_id: Id of the communicator, or of the lane.
-            seq: Number of the operation.
-            report: The report.
+        A report on a closed group is dropped: no rank here issues there any more. `of_id` is that of a communicator or
+        lane.
         """
         if group_id not in self._closed:
-            self.early.setdefault((group_id, of_id, seq), []).append(report)
-            if len(self.early) > _MOST_EARLY:
-                self.early.popitem(last=False)
+            self.early_reports.setdefault((group_id, of_id, seq), []).append(report)
+            if len(self.early_reports) > _MOST_EARLY:
+                self.early_reports.popitem(last=False)
 
     def compare_remote_call(self, group_id: int, of_id: int, seq: int, theirs: RankCall) -> None:
         """Compare the call of a waiting rank elsewhere with the call of a rank here, now or when one arrives.
@@ -186,11 +185,11 @@ class Communicators:
         """
         communicator, closed = self.spanning.get(of_id), self._closed.get(group_id, {}).get(of_id)
         if closed is not None:
-            closed.compare(seq, theirs, self.control)
+            closed.compare_and_answer(seq, theirs, self.control)
         elif communicator is None or not communicator.compare_remote_call(seq, theirs):
             self._keep_early_report(group_id, of_id, seq, theirs)
 
-    def fail_here(
+    def fail_reported_operation(
         self, group_id: int, of_id: int, seq: int, error: Callable[[], BaseException], *, onwards: bool
     ) -> None:
         """Fail an operation here because it has failed in another process.
@@ -206,12 +205,16 @@ class Communicators:
         """
         communicator = self.spanning.get(of_id)
         if onwards and communicator is not None and seq:
-            communicator.break_off(error, seq, seen=False)
+            communicator.fail_operations_from(error, seq, seen=False)
         elif onwards:  # the whole communicator, lane or group; a closed group has no operations any more
             if group_id not in self._closed:
-                self.break_off(of_id, error)
+                self.fail_operations_of(of_id, error)
         # without a communicator it is a message, and `of_id` that of its lane
-        elif not (self.inbox.fail_at(of_id, seq, error) if communicator is None else communicator.fail_at(seq, error)):
+        elif not (
+            self.inbox.fail_message(of_id, seq, error)
+            if communicator is None
+            else communicator.fail_operation(seq, error)
+        ):
             self._keep_early_report(group_id, of_id, seq, error)
             self.inbox.search_again()
 
@@ -231,13 +234,13 @@ class Communicators:
         now_ns, waits = perf_counter_ns(), False
         if before_ns is not None:
             # a list, not a generator, because every communicator must ask
-            waits = bool([each for each in list(self.spanning.values()) if each.ask(before_ns)])
+            waits = bool([each for each in list(self.spanning.values()) if each.ask_about_waits(before_ns)])
             if now_ns < self._look_due_ns:
                 return waits
-        unmet = self.engine.unmet(self.local, list(self.spanning.values()))
+        unmet = self.engine.unmet_signatures(self.local, list(self.spanning.values()))
         for tag, src, signature in unmet:  # tag: 40 bits id of the communicator, 16 number of the operation, 8 channel
             if (sender := self.spanning.get(tag >> 24)) is not None:
-                sender.compare_unmet(tag >> CHANNEL_BITS & 0xFFFF, src, signature)
+                sender.compare_unmet_call(tag >> CHANNEL_BITS & 0xFFFF, src, signature)
         self._look_due_ns = now_ns + _LOOK_SHARE * (perf_counter_ns() - now_ns)
         return waits or bool(unmet)
 
@@ -246,7 +249,7 @@ class Communicators:
     def issued_counts(self, rank: int) -> dict[int, int]:
         """Return how many operations a rank here has issued on each communicator and lane that spans processes, by id.
 
-        If `lost_count` is set, some communicators or lanes are missing, because they were closed long ago.
+        If `has_lost_counts` is set, some communicators or lanes are missing, because they were closed long ago.
         """
         counts = self.inbox.issued_counts(rank)
         closed = [history for histories in self._closed.values() for history in histories.values()]
@@ -255,7 +258,7 @@ class Communicators:
                 counts[history.id] = history.issued[rank]
         return counts
 
-    def record_count(self, rank: int, counts: Iterable[tuple[int, int]], *, uncounted: bool) -> None:
+    def record_issued_counts(self, rank: int, counts: Iterable[tuple[int, int]], *, uncounted: bool) -> None:
         """Record how many operations a rank elsewhere has issued, because it is about to finish its program.
 
         Args:
@@ -267,7 +270,7 @@ class Communicators:
         if uncounted:
             self._uncounted.add(rank)
 
-    def issued_by(self, rank: int, history: History) -> int | None:
+    def issued_count(self, rank: int, history: History) -> int | None:
         """Return the number of operations that a finished rank has issued on a communicator, or None if unknown.
 
         Args:
@@ -279,7 +282,7 @@ class Communicators:
         # without a count for this communicator the rank has issued nothing there, unless counts are missing
         return self._finished.get(rank, {}).get(history.id, None if rank in self._uncounted else 0)
 
-    def had_at_most(self, rank: int, lane_id: int, count: int) -> bool:
+    def has_issued_at_most(self, rank: int, lane_id: int, count: int) -> bool:
         """Whether a finished or closing rank is known to have issued at most `count` messages of a lane.
 
         True for every rank here.
@@ -290,7 +293,7 @@ class Communicators:
 
     # -- ends of groups ------------------------------------------------------------------------------------------------
 
-    def end_use(self, context: RankContext, key: Key) -> None:
+    def end_group_use(self, context: RankContext, key: Key) -> None:
         """Record that a rank no longer uses a group, once its operations there have ended.
 
         After the last rank here the group is closed in this process; other processes are not asked. On the loop's
@@ -304,8 +307,10 @@ class Communicators:
             return
         operations = context.outstanding.operations
         unfinished = [end for end in operations if isinstance(end, CollectiveFuture) and end.member.key == key]
-        if unfinished:  # try again after the end of one, but `later`: in its callback it is still in its communicator
-            call_when_done(unfinished[-1], partial(self.later, partial(self.end_use, context, key)))
+        if (
+            unfinished
+        ):  # try again after the end of one, but by `call_later`: in its callback it is still in its communicator
+            call_when_done(unfinished[-1], partial(self.call_later, partial(self.end_group_use, context, key)))
             return
         shared, here = self._ranks_here(key)
         count = self._unused.pop(shared, 0) + 1
@@ -329,26 +334,26 @@ class Communicators:
             self.engine.close(communicator)
             if communicator.spans:
                 closed[communicator.history.id] = self.spanning.pop(communicator.history.id).history
-            if self.broken:
-                self.broken.pop(key.id, None)
-        if self.broken:
-            self.broken.pop(group.id, None)
+            if self.broken_errors:
+                self.broken_errors.pop(key.id, None)
+        if self.broken_errors:
+            self.broken_errors.pop(group.id, None)
         if self.local is None or self.local.issuperset(group.ranks):
             return
         self._closed[group.id] = closed
-        for early in [early for early in self.early if early[0] == group.id]:
-            del self.early[early]
+        for early in [early for early in self.early_reports if early[0] == group.id]:
+            del self.early_reports[early]
         if len(self._closed) > _MOST_CLOSED:
             _, oldest = self._closed.popitem(last=False)
-            self.lost_count = self.lost_count or bool(oldest)
+            self.has_lost_counts = self.has_lost_counts or bool(oldest)
 
-    def rank_left(self, rank: int) -> None:
+    def on_rank_left(self, rank: int) -> None:
         """Record that a rank has finished its program, and fail all operations that wait for it."""
-        self.left.add(rank)
+        self.finished_ranks.add(rank)
         for communicator in self:
             if rank in communicator.members:
-                communicator.rank_left(rank)
-        self.inbox.rank_left(rank)
+                communicator.on_rank_left(rank)
+        self.inbox.on_rank_left(rank)
 
     def __len__(self) -> int:
         return sum(map(len, self._open.values()))

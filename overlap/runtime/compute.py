@@ -16,19 +16,19 @@ import trio
 
 from ..collectives.reduce import Array
 from ..errors import FutureCancelledError, PeerFailedError, UsageError
-from ..kernel_facts import queued_ns
+from ..kernel_facts import processor_wait_ns
 from ..threads import start_thread
 from ..timeline.recording import RawSpan
-from .arguments import check_unwritten
+from .arguments import check_no_pending_writes
 from .callbacks import wait_in_thread
 from .context import RankContext
-from .derived import resolve
+from .derived import replace_futures
 from .failure import Failure
 from .forks import exit_process
-from .future import Future, outcome, source_of
-from .memory.buffer_locks import arrays_in, explain
+from .future import Future, source_of, take_outcome
+from .memory.buffer_locks import arrays_in, explain_write_error
 from .outstanding import CallSite, code_place, is_own_error, seconds_since
-from .settling import advance, deliver, settle
+from .settling import change_state, deliver, settle
 from .state import BLOCKED, DONE, ISSUED, QUEUED, RUNNING
 from .task import OwnCode
 
@@ -74,7 +74,7 @@ class ComputeFuture(OwnCode[T_co]):
     ) -> None:
         # the base class's part is inlined, as in `CollectiveFuture`
         self.state, self._taken, self.context, self.name = ISSUED, False, context, name
-        self._value = self._failure = self._waiters = self._callbacks = self._threads = self._anywhere = None
+        self._value = self._failure = self._waiters = self._callbacks = self._threads = self._thread_callbacks = None
         self.step: int | None = context.step
         self.function: Callable[..., T_co] | None = function
         self.args: tuple[object, ...] = args
@@ -121,9 +121,9 @@ class ComputeFuture(OwnCode[T_co]):
             if isinstance(other, Future):
                 self.awaited.append(other)
                 if other.done:
-                    arrays += arrays_in((outcome(other)[0],))[0]
+                    arrays += arrays_in((take_outcome(other)[0],))[0]
         if arrays and not self.context.arrays.shapes_only:  # else no array has data
-            self._lock(arrays)
+            self._lock_arrays(arrays)
 
     def resolve_arguments(self) -> tuple[tuple[object, ...], Failure | None]:
         """Put results in the place of futures among the arguments, and lock their arrays. All futures must have ended.
@@ -131,27 +131,23 @@ class ComputeFuture(OwnCode[T_co]):
         Returns:
             The arguments and None. If a future has failed, or an array may not be read: () and the failure.
         """
-        args, failure = resolve(self.args)
+        args, failure = replace_futures(self.args)
         if failure is not None:
             return (), failure
         resolved = cast("tuple[object, ...]", args)
         try:
             if not self.context.arrays.shapes_only:
-                self._lock(arrays_in(resolved)[0])
+                self._lock_arrays(arrays_in(resolved)[0])
         except UsageError as error:
             return (), Failure(error)
         return resolved, None
 
-    def _lock(self, arrays: list[Array]) -> None:
-        """Lock arrays that the function uses.
-
-        Raises:
-            UsageError: If an unfinished operation writes to one of them.
-        """
+    def _lock_arrays(self, arrays: list[Array]) -> None:
+        """Lock arrays; raise `UsageError` if an unfinished operation writes to one of them."""
         locks = self.context.locks
         for array in arrays:
             if not array.flags.writeable:
-                check_unwritten(locks, (array,), self.label)
+                check_no_pending_writes(locks, (array,), self.label)
         self.locked += locks.lock(tuple(arrays))
 
     def unlock_arguments(self, value: object = None) -> None:
@@ -162,7 +158,7 @@ class ComputeFuture(OwnCode[T_co]):
         locked = self.locked
         if locked:
             locks = self.context.locks
-            locks.follow(arrays_in((value,))[0], locked)  # a result may be a view of an argument
+            locks.unlock_with_base(arrays_in((value,))[0], locked)  # a result may be a view of an argument
             while locked:
                 locks.unlock((locked.pop(),))
 
@@ -180,13 +176,13 @@ class ComputeFuture(OwnCode[T_co]):
         self.function, self.args, self.awaited = None, (), []
         context, span = self.context, self.span
         if span is not None and self.state < DONE and failure is None:
-            context.flight.carried(self.record, span[3], span[4], span)  # items 3 and 4 are start and end
+            context.flight.record_success(self.record, span[3], span[4], span)  # items 3 and 4 are start and end
         else:
             if span is not None:
                 context.record(span)
             if self.state < DONE:  # a compute that the world has abandoned stays unfinished in the flight record
                 now_ns = context.now_ns()
-                context.flight.ended(self.record, now_ns if failure is None else -now_ns)  # negative: it has failed
+                context.flight.record_end(self.record, now_ns if failure is None else -now_ns)  # negative: it failed
         settle(self, value, failure)
 
     def cancel(self) -> bool:
@@ -196,21 +192,21 @@ class ComputeFuture(OwnCode[T_co]):
             return self.cancelled()
         self.unlock_arguments()
         self.function, self.args, self.awaited = None, (), []  # the queue holds it until its turn
-        self.context.flight.ended(self.record, -self.context.now_ns())
+        self.context.flight.record_end(self.record, -self.context.now_ns())
         if get_ident() == self.context.thread:
             deliver(self)
         else:
             with suppress(PeerFailedError):  # the loop has ended
-                self.context.from_thread(deliver, self)
+                self.context.post_to_loop(deliver, self)
         return True
 
-    def failure_of(self, error: BaseException) -> Failure:
+    def make_failure(self, error: BaseException) -> Failure:
         """Return the failure for an error that the function has raised.
 
         An error of a write into a locked array gets a note that explains it. If `prompt`, and no peer has caused the
         error, the failure ends the rank at once unless it is awaited.
         """
-        explain(error, list(self.context.outstanding.operations))
+        explain_write_error(error, list(self.context.outstanding.operations))
         return Failure(error, prompt=self.prompt and is_own_error(error))
 
     @property
@@ -305,7 +301,7 @@ class ThreadedCompute(ComputeStream):
         if self._thread is None:
             self._prepare()
             name = f"overlap-rank-{self.context.rank}" + (f"-{self.lane}" if self.lane != DEFAULT_LANE else "")
-            thread = threading.Thread(target=self._work, name=name, daemon=True)
+            thread = threading.Thread(target=self._run_queue, name=name, daemon=True)
             start_thread(thread, need="each rank of a process computes in one of its own")
             self._thread = thread
         self._queue.put(operation)
@@ -313,8 +309,10 @@ class ThreadedCompute(ComputeStream):
     @property
     def starved_ns(self) -> int:
         """Time in which functions could run and had no processor, as far as the kernel counts it."""
-        thread = self._thread  # the kernel counts for a living thread; `_work` keeps the count of an ended one
-        waited_ns = queued_ns(thread.native_id or 0) if thread is not None and thread.is_alive() else self._queued_ns
+        thread = self._thread  # the kernel counts for a living thread; `_run_queue` keeps the count of an ended one
+        waited_ns = (
+            processor_wait_ns(thread.native_id or 0) if thread is not None and thread.is_alive() else self._queued_ns
+        )
         return max(min(self._idle_ns, waited_ns), 0)
 
     def stop(self) -> None:
@@ -328,24 +326,24 @@ class ThreadedCompute(ComputeStream):
             await self._exited.wait()
             self._thread.join()
 
-    def _work(self) -> None:
-        """Run operations from the queue in the compute thread, until the stream ends."""
+    def _run_queue(self) -> None:
+        """Run the queued computes until the stream ends. The compute thread runs this."""
         try:
             while (operation := self._queue.get()) is not None and not self._stopped:
-                self._run(operation)
+                self._run_compute(operation)
                 del operation
         finally:
-            self._queued_ns = queued_ns(get_native_id())
+            self._queued_ns = processor_wait_ns(get_native_id())
             self.context.handover.post_if_open(self._exited.set)
 
-    def _run(self, operation: ComputeFuture[object]) -> None:
+    def _run_compute(self, operation: ComputeFuture[object]) -> None:
         """Run the function of one compute, settle the compute, and post its delivery to the event loop."""
         self.current = operation
         value, failure = None, None
         try:
-            value, failure = self._call(operation)
+            value, failure = self._call_function(operation)
         except BaseException as error:
-            failure = operation.failure_of(error)
+            failure = operation.make_failure(error)
         if self.context.ending.forked:
             exit_process(failure.error if failure is not None else None)
         self.current = None
@@ -354,19 +352,15 @@ class ThreadedCompute(ComputeStream):
         # the traceback of an error holds this frame: without these names they form no reference cycle with it
         del operation, value, failure
 
-    def _call(self, operation: ComputeFuture[object]) -> tuple[object, Failure | None]:
-        """Wait for the arguments of a compute, call its function, and record the time.
+    def _call_function(self, operation: ComputeFuture[object]) -> tuple[object, Failure | None]:
+        """Wait for the arguments, call the function, and record its time; whatever the function raises is raised.
 
-        Returns:
-            (result, None); (None, failure) if an argument has failed; (None, None) if the compute was cancelled or
-            abandoned before the call.
-
-        Raises:
-            BaseException: Whatever the function raises.
+        Return (result, None); (None, failure) if an argument has failed; (None, None) if the compute was cancelled or
+        abandoned before the call.
         """
         for future in operation.awaited:
-            # `advance` returns False if the operation was cancelled or has ended: then it waits for nothing more
-            if not future.done and advance(operation, BLOCKED):
+            # `change_state` returns False if the operation was cancelled or has ended: then it waits for nothing more
+            if not future.done and change_state(operation, BLOCKED):
                 wait_in_thread(future, unless=operation)
             del future
         if operation.state >= DONE:  # cancelled or abandoned
@@ -374,11 +368,11 @@ class ThreadedCompute(ComputeStream):
         args, failure = operation.resolve_arguments() if operation.awaited else (operation.args, None)
         function = operation.function
         # an argument has failed, or the operation was cancelled or abandoned just now
-        if failure is not None or function is None or not advance(operation, RUNNING):
+        if failure is not None or function is None or not change_state(operation, RUNNING):
             return None, failure
         started_cpu_ns = thread_time_ns()
         started_ns = operation.started_ns = perf_counter_ns()
-        self.context.flight.started(operation.record, started_ns)
+        self.context.flight.record_start(operation.record, started_ns)
         try:
             return function(*args), None
         finally:
@@ -411,7 +405,7 @@ class ComputeStreams:
         streams = self._streams.values()
         return sum(stream.starved_ns for stream in streams) / (sum(stream.busy_ns for stream in streams) or 1)
 
-    def find(self, name: str) -> ComputeStream:
+    def get_or_make(self, name: str) -> ComputeStream:
         """Return the stream with this name; make it at the first call. Only the loop's thread may call this."""
         stream = self._streams.get(name)
         if stream is None:

@@ -17,7 +17,7 @@ from trio.lowlevel import checkpoint
 
 from ..collectives.kinds import Shape
 from ..collectives.reduce import Array
-from ..errors import PeerFailedError, in_one_line
+from ..errors import PeerFailedError, one_line_text
 from ..flight.recorder import RankFlight
 from ..timeline.recording import RawSpan
 from .ending import WorldEnding
@@ -56,7 +56,7 @@ class RankContext:
     rank: int  # World rank
     now_ns: Callable[[], int]  # Returns the present instant of the world's clock
     # Calls a function at once, or, within another such call, after it: chains of operations must not recurse.
-    soon: Callable[[Callable[[], None]], None]
+    call_in_turn: Callable[[Callable[[], None]], None]
     record: Callable[[RawSpan], None]  # Takes a span of this rank's timeline
     arrays: Arrays  # Factory of results
     locks: BufferLocks  # Locks of arrays in flight
@@ -79,7 +79,7 @@ class RankContext:
     program_line: Callable[[], str] | None = None
 
     @property
-    def prompt(self) -> bool:
+    def fails_promptly(self) -> bool:
         """Whether an error of a task that this thread spawns ends the rank at once if nobody awaits it.
 
         True if the program runs on the event loop, in this thread. In other threads errors are raised where the future
@@ -87,7 +87,7 @@ class RankContext:
         """
         return self.program_line is None and get_ident() == self.thread
 
-    def fail_unawaited(self, operation: IssuedFuture[Any], failure: Failure) -> None:
+    def fail_for_unawaited_error(self, operation: IssuedFuture[Any], failure: Failure) -> None:
         """Cancel the rank's program because of an error of its own code that nobody awaits.
 
         If the program has returned, nothing happens: the rank raises the error at its end. Only the loop's thread may
@@ -115,18 +115,18 @@ class RankContext:
         """
         failure.mark_seen()
         if self.failure is not None:
-            self.failure.error.add_note(f"then {in_one_line(failure.error)}, {raised}")
+            self.failure.error.add_note(f"then {one_line_text(failure.error)}, {raised}")
         elif self.program is not None:
             self.failure = failure
             self.program.cancel(reason=raised)
         else:  # its program has returned: the wait for its operations raises the error
-            self.outstanding.fail(failure)
+            self.outstanding.record_failure(failure)
 
     def interrupt(self, error: BaseException) -> None:
         """End the rank because a callback, on the loop's thread, has raised KeyboardInterrupt or SystemExit."""
         self.fail_rank(Failure(error), "raised by a callback of a future")
 
-    def end_error(self) -> PeerFailedError:
+    def closed_rank_error(self) -> PeerFailedError:
         """Return the error that calls and operations of this rank raise once it is closed.
 
         The cause is the rank's own failure; if the world has failed, it is that of the world.
@@ -134,7 +134,7 @@ class RankContext:
         if self.failure is None or self.ending.failure is not None:
             return self.ending.peer_error()
         error = self.failure.error
-        return PeerFailedError.caused_by(error, f"rank {self.rank} failed: {in_one_line(error)}", culprit=self.rank)
+        return PeerFailedError.caused_by(error, f"rank {self.rank} failed: {one_line_text(error)}", culprit=self.rank)
 
     def report_bug(self, error: TransitionError) -> None:
         """Let the rank fail soon with an error in this library itself. Any thread may call this."""
@@ -151,7 +151,7 @@ class RankContext:
             self.open_steps.remove((step, since_ns))
             self.record(("step", "step", f"step {step}", since_ns, self.now_ns(), step))
 
-    def end_steps(self) -> None:
+    def end_open_steps(self) -> None:
         """End the steps that the program has left open: hooks can begin a step without a call at its end."""
         for step, since_ns in reversed(self.open_steps.copy()):
             self.end_step(step, since_ns)
@@ -161,7 +161,7 @@ class RankContext:
         self.saved_step = step
         self.flight.record_saved_step(step)
 
-    def from_thread(self, function: Callable[..., object], *args: object) -> None:
+    def post_to_loop(self, function: Callable[..., object], *args: object) -> None:
         """Let the event loop call a function soon. Calls of all threads are carried out in their order.
 
         Raises:
@@ -175,7 +175,7 @@ class RankContext:
             raise self.ending.peer_error() from None
 
     @interruptible
-    def on_loop(self, function: Callable[[], bool]) -> bool:
+    def call_on_loop(self, function: Callable[[], bool]) -> bool:
         """Call a function on the event loop's thread, and return its result; another thread waits for it.
 
         Return False if the loop has ended, or in a fork.
@@ -187,7 +187,7 @@ class RankContext:
             return function()
         answer: SimpleQueue[outcome.Outcome[bool]] = SimpleQueue()
         try:
-            self.from_thread(lambda: answer.put(outcome.capture(function)))
+            self.post_to_loop(lambda: answer.put(outcome.capture(function)))
         except PeerFailedError:
             return False
         return answer.get().unwrap()
@@ -198,7 +198,7 @@ class RankContext:
         From another thread than the event loop's, the task starts a bit later.
         """
         if get_ident() != self.thread:
-            self.from_thread(self.spawn, function, *args)
+            self.post_to_loop(self.spawn, function, *args)
             return
         assert self.nursery is not None, "this is a bug in overlap: a task of a rank that has not started"
         self.nursery.start_soon(function, *args)  # type: ignore[arg-type]

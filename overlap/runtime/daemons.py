@@ -61,7 +61,7 @@ class DaemonWatch:
             return
         for daemon in daemons:
             daemon.cancel()
-        with self._watching(daemons):
+        with self._printing_notices(daemons):
             with trio.move_on_after(GRACE_S):
                 await outstanding.wait_for_daemons()
             if outstanding.daemons:
@@ -69,13 +69,13 @@ class DaemonWatch:
             await outstanding.wait_for_daemons()
 
     @contextmanager
-    def _watching(self, daemons: Collection[TaskFuture[Any]]) -> Iterator[None]:
+    def _printing_notices(self, daemons: Collection[TaskFuture[Any]]) -> Iterator[None]:
         """Print notices on cancelled daemons while the block waits for them. In it a second Ctrl-C ends the process."""
         self._cancelled_s.update(dict.fromkeys(daemons, monotonic()))
         self._due_s.update(dict.fromkeys(daemons, monotonic() + GRACE_S))
         if self._thread is None:
             self._ended.clear()
-            self._thread = threading.Thread(target=self._name_daemons, name="overlap daemons", daemon=True)
+            self._thread = threading.Thread(target=self._print_due_notices, name="overlap daemons", daemon=True)
             self._thread.start()
         self._waits += 1
         try:
@@ -88,8 +88,8 @@ class DaemonWatch:
                 self._thread.join()
                 self._thread = None
 
-    def _name_daemons(self) -> None:
-        """Print the notices that are due, until no rank waits any more. The thread of the watch runs this."""
+    def _print_due_notices(self) -> None:
+        """Print notices until no rank waits any more. The thread of the watch runs this."""
         while not self._ended.wait(min(_LOOK_S, GRACE_S)):
             for daemon in list(self._due_s):
                 if daemon.state >= DONE:
@@ -100,8 +100,7 @@ class DaemonWatch:
     def _handle_late_daemon(self, daemon: TaskFuture[Any], now_s: float) -> None:
         """Print a notice on a daemon that still runs, if one is due.
 
-        If `overlap run` has started this process (`_limited`), and the daemon was cancelled `LIMIT_S` ago, the process
-        ends here.
+        `LIMIT_S` after its cancellation, a process that `overlap run` has started (`_limited`) ends here.
         """
         name = f"{daemon.label} ({daemon.call_site}) of rank {daemon.context.rank}"
         if self._limited and now_s >= self._cancelled_s[daemon] + LIMIT_S:

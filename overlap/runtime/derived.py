@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import UsageError
 from .callbacks import call_when_done
 from .failure import Failure
-from .future import Future, Item, is_elsewhere, outcome
+from .future import Future, Item, belongs_to_other_world, take_outcome
 from .settling import settle_and_deliver
 
 if TYPE_CHECKING:
@@ -42,13 +42,13 @@ class Derived(Future[T_co]):
         self._parts, self._make, self.context, self._label = parts, make, context, label
         self._remaining = len(parts)
 
-    def begin(self) -> Derived[T_co]:
+    def watch_parts(self) -> Derived[T_co]:
         """Register a callback on each part, and return this future, which nothing else may know yet.
 
         If several parts have been issued already, only the loop's thread may call this.
         """
         for part in self._parts:
-            call_when_done(part, partial(self._part_done, part))
+            call_when_done(part, partial(self._on_part_done, part))
         return self
 
     @property
@@ -56,15 +56,15 @@ class Derived(Future[T_co]):
         """Name of the future in messages."""
         return self._label or self._parts[0].label
 
-    def _part_done(self, part: Future[Any]) -> None:
-        """Handle the end of a part: a failure ends this future at once; after the last part its result is made."""
+    def _on_part_done(self, part: Future[Any]) -> None:
+        """End this future at once if the part has failed; after the last part, make its result."""
         self._remaining -= 1
-        value, failure = None, outcome(part)[1]
+        value, failure = None, take_outcome(part)[1]
         if failure is None:
             if self._remaining or self.done:
                 return
             try:
-                value = self._make([outcome(part)[0] for part in self._parts])
+                value = self._make([take_outcome(part)[0] for part in self._parts])
             except Exception as error:  # the failure of this future
                 failure = Failure(error)
         if settle_and_deliver(self, value, failure):
@@ -92,7 +92,7 @@ class Checked(Item):
         return self._whole.label
 
     def _outcome(self) -> tuple[object, Failure | None]:
-        """Return the value and failure of the other future, or None and the failure of the check."""
+        """Return the outcome of the other future, or None and the failure of the check."""
         value, failure = self._whole._outcome()
         if failure is None:
             try:
@@ -104,12 +104,12 @@ class Checked(Item):
 
 def check_same_world(x: Future[Any], thread: int) -> None:
     """Raise `UsageError` if a future belongs to a world on another thread's event loop."""
-    if is_elsewhere(x, thread):
+    if belongs_to_other_world(x, thread):
         advice = "call `await trio.to_thread.run_sync(future.result)`, and pass the value"
         raise UsageError(f"x: {x.label} belongs to another world; {advice}")
 
 
-def resolve(value: object) -> tuple[object, Failure | None]:
+def replace_futures(value: object) -> tuple[object, Failure | None]:
     """Replace the futures in a value, at any depth of tuples, lists and dicts, by their results.
 
     All futures must have ended. Their results count as used by the program from now on.
@@ -118,10 +118,10 @@ def resolve(value: object) -> tuple[object, Failure | None]:
         The new value and None; if a future has failed, None and the first failure.
     """
     if isinstance(value, Future):
-        return outcome(value)
+        return take_outcome(value)
     if not isinstance(value, (tuple, list, dict)) or next(futures_in(value), None) is None:
         return value, None
-    resolved = [resolve(item) for item in _items(value)]
+    resolved = [replace_futures(item) for item in _items(value)]
     for _, failure in resolved:
         if failure is not None:
             return None, failure

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from enum import Enum
 
-from ..diagnostics import unwrap_single_error, where
-from ..errors import PeerError, PeerFailedError, RankFailedError, RankLeftError, StallError, in_one_line
+from ..diagnostics import error_place, unwrap_single_error
+from ..errors import PeerError, PeerFailedError, RankFailedError, RankLeftError, StallError, one_line_text
 
 _FORKED = (
     "this process is a fork of the one that has this rank, and is no rank itself: use none in it, or let it join a "
@@ -63,8 +63,8 @@ class WorldEnding:
 
     # -- transitions -------------------------------------------------------------------------------------------------
 
-    def _go(self, transition: str) -> bool:
-        """Go to the phase after a transition. Return False if this phase has none, and the transition no effect."""
+    def _make_transition(self, transition: str) -> bool:
+        """Go to the next phase. Return False if this phase has none, so that the transition has no effect."""
         after = _NEXT[transition].get(self.phase)
         if after is not None:
             self.phase = after
@@ -82,12 +82,12 @@ class WorldEnding:
             reason: The reason, after the words "the world".
             timeout_s: The time limit in seconds if it is the reason.
         """
-        if self._go("stop"):
+        if self._make_transition("stop"):
             self._reason, self._timeout_s = reason, timeout_s
 
     def withdraw_stop(self) -> None:
         """Take back a stop that has ended no program."""
-        self._go("withdraw_stop")
+        self._make_transition("withdraw_stop")
 
     def interrupt(self, rank: int) -> None:
         """Record that a Ctrl-C or the caller has ended the world. What comes first counts.
@@ -95,7 +95,7 @@ class WorldEnding:
         Args:
             rank: Rank whose program the Ctrl-C has ended; -1: it was in none.
         """
-        if self._interrupted < 0 and self._go("interrupt"):
+        if self._interrupted < 0 and self._make_transition("interrupt"):
             self._interrupted = rank
 
     def fail(self, culprit: int, cause: BaseException, doing: list[str], now_ns: int) -> bool:
@@ -107,7 +107,7 @@ class WorldEnding:
             doing: Unfinished operations of the rank, as text.
             now_ns: Instant of the failure.
         """
-        if not self._go("fail"):
+        if not self._make_transition("fail"):
             return False
         self.failure, self._doing, self._failed_ns = (culprit, cause), doing, now_ns
         return True
@@ -129,17 +129,17 @@ class WorldEnding:
 
     def finish(self) -> None:
         """Record that all ranks here have ended. A verdict stays."""
-        self._go("finish")
+        self._make_transition("finish")
 
     def fork(self, rank: int) -> None:
         """Record that this process is a fork, in which `rank` cannot work; whatever the phase was."""
-        self._go("fork")
+        self._make_transition("fork")
         self.forked = True
         self.failure = rank, PeerFailedError(_FORKED, culprit=rank)
 
     # -- errors ------------------------------------------------------------------------------------------------------
 
-    def absorbs(self, error: BaseException) -> bool:
+    def accepts_as_consequence(self, error: BaseException) -> bool:
         """Whether an error of a rank is a consequence of a stop or of an interrupt, and so no failure.
 
         The first one that is the program's own is kept: it is the cause of the `StallError`.
@@ -153,11 +153,8 @@ class WorldEnding:
     def _follows_stop(self, error: BaseException | None, visited: Collection[int]) -> bool:
         """Whether an error is that of an operation that the stop has ended, or was raised because of such an error.
 
-        All errors of a group must be; else it has one of a program's own.
-
-        Args:
-            error: The error.
-            visited: Ids of errors that have led to it: a program may raise an error from itself.
+        All errors of a group must be; else it has one of a program's own. `visited` has the ids of the errors that have
+        led to this one, because a program may raise an error from itself.
         """
         culprits = {self._interrupted, -1 if self.phase is WorldPhase.STOPPED else self._interrupted}
         path = set(visited)
@@ -185,7 +182,7 @@ class WorldEnding:
         culprit, cause = self.failure
         if self.forked:
             return PeerFailedError(_FORKED, culprit=culprit)
-        return PeerFailedError.caused_by(cause, f"rank {culprit} failed: {in_one_line(cause)}", culprit=culprit)
+        return PeerFailedError.caused_by(cause, f"rank {culprit} failed: {one_line_text(cause)}", culprit=culprit)
 
     def rank_error(self, world_size: int, finished_ranks: Collection[int]) -> RankFailedError:
         """Return the error of a failed world.
@@ -199,7 +196,7 @@ class WorldEnding:
         return RankFailedError(
             rank=culprit,
             cause=cause,
-            where=where(cause),
+            where=error_place(cause),
             doing=self._doing,
             others=self._others,
             world_size=world_size,

@@ -11,19 +11,19 @@ from typing import Protocol
 import trio
 from trio.lowlevel import checkpoint, checkpoint_if_cancelled
 
-from ..diagnostics import make_presentable, where
+from ..diagnostics import error_place, make_presentable
 from ..errors import RankFailedError
-from .trio_private import failed_task
+from .trio_private import find_failed_task
 
 
-class Cancels(Protocol):
+class Cancellable(Protocol):
     """An object with a `cancel` method, such as a cancel scope of Trio or a run in an engine."""
 
     def cancel(self) -> object:
         """Stop the work, soon."""
 
 
-class InTurn:
+class SerialCaller:
     """Calls callbacks one after the other, never one within another, so that chains of operations do not recurse."""
 
     def __init__(self) -> None:
@@ -77,16 +77,16 @@ RANK: ContextVar[tuple[int, int]] = ContextVar("rank")
 """Rank of the program that a task belongs to, and the size of its world."""
 
 
-def ended_by_its_loop(internal: trio.TrioInternalError) -> RankFailedError | None:
+def failed_repr_error(internal: trio.TrioInternalError) -> RankFailedError | None:
     """Return the error of a world whose event loop has died because `repr(error)` of a task's error raised; else None.
 
     A nursery of the program calls that `repr` in the loop itself, before `make_presentable` could replace the error.
     """
-    task, error = failed_task(internal)
+    task, error = find_failed_task(internal)
     if task is None or error is None or RANK not in task.context:
         return None
     shown = make_presentable(error)
     if shown is error:  # its `repr` works: the loop has died for another reason
         return None
     rank, world_size = task.context[RANK]
-    return RankFailedError(rank=rank, cause=shown, where=where(shown), doing=(), others={}, world_size=world_size)
+    return RankFailedError(rank=rank, cause=shown, where=error_place(shown), doing=(), others={}, world_size=world_size)

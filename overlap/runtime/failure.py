@@ -17,7 +17,7 @@ class FailureCause:
         # the rank's dict of unseen failures, if this cause is in it
         self._unseen: dict[FailureCause, Failure] | None = None
 
-    def keep_in(self, unseen: dict[FailureCause, Failure], failure: Failure) -> None:
+    def add_to_unseen(self, unseen: dict[FailureCause, Failure], failure: Failure) -> None:
         """Put a failure of this cause into `unseen`, a rank's dict of unseen failures, until the cause is seen."""
         self._unseen = unseen
         unseen.setdefault(self, failure)

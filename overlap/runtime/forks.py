@@ -109,7 +109,7 @@ def _program_frames(frames: TracebackType | None) -> TracebackType | None:
     return frames
 
 
-def stop_loop(error: Callable[[], BaseException]) -> None:
+def stop_forked_loop(error: Callable[[], BaseException]) -> None:
     """Stop the event loop in a fork: the task that has forked gets an error at its next wait.
 
     No other task goes on. The process ends when the task ends.
@@ -118,10 +118,10 @@ def stop_loop(error: Callable[[], BaseException]) -> None:
         error: Makes a new error for each wait.
     """
     signal.set_wakeup_fd(-1)  # a wake-up would go to the parent
-    trio.lowlevel.add_instrument(_StoppedLoop(error))
+    trio.lowlevel.add_instrument(_ForkInstrument(error))
 
 
-class _StoppedLoop(trio.abc.Instrument):
+class _ForkInstrument(trio.abc.Instrument):
     """Instrument of Trio that takes over from the event loop at the first wait of the task that has forked.
 
     Args:

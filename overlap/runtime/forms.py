@@ -26,7 +26,7 @@ _LEAF = re.compile(r"(\w+) \(([\d, ]*)\)")
 _KEYS = (str, int, bool, bytes, type(None))
 
 
-def text_of(tree: object, leaves: Sequence[Array], argument: str = "x") -> str:
+def sendable_form(tree: object, leaves: Sequence[Array], argument: str = "x") -> str:
     """Return the form of a tree, for a message.
 
     Args:
@@ -47,7 +47,7 @@ def comparable_form(tree: object, leaves: Sequence[Array], *, parsable: bool) ->
     """Return the form of a tree for ranks to compare. A long form is cut, and ends with a checksum of the whole.
 
     Args:
-        tree: The tree; see `text_of`.
+        tree: The tree; see `sendable_form`.
         leaves: An array for each leaf, in the order of the tree.
         parsable: Whether `parse_form` must be able to read the form; then it is cut only if it does not fit a message.
     """
@@ -68,12 +68,9 @@ def _fits_message(text: str) -> bool:
 
 
 def _describe_tree(tree: object, leaves: Iterator[Array], argument: str) -> object:
-    """Return a tree with a text such as "float32 (2, 3)" in place of each array.
+    """Return a tree with a text such as "float32 (2, 3)" in place of each array; take one of `leaves` for each.
 
-    Args:
-        tree: The tree, or an item of it.
-        leaves: Iterator of the arrays; this call takes one for each leaf.
-        argument: Name of the argument, for the error of a key or dtype that cannot be sent; "": that is no error.
+    A key or dtype that cannot be sent raises `UsageError`, which names `argument`; with "" that is no error.
     """
     if isinstance(tree, dict):
         return {_check_key(key, argument): _describe_tree(item, leaves, argument) for key, item in tree.items()}
@@ -86,7 +83,7 @@ def _describe_tree(tree: object, leaves: Iterator[Array], argument: str) -> obje
     return _describe_array(leaf.dtype, leaf.shape)
 
 
-class _Foreign:
+class _UnsendableKey:
     """Stands for a key that cannot be sent. Its text, such as <MyKey>, is no literal: `parse_form` refuses it."""
 
     def __init__(self, key: object) -> None:
@@ -97,14 +94,9 @@ class _Foreign:
 
 
 def _check_key(key: object, argument: str) -> object:
-    """Return a key of a dict, checked for a message.
+    """Return a key of a dict; raise `UsageError`, which names `argument`, if its class cannot be sent.
 
-    Args:
-        key: The key.
-        argument: Name of the argument for the error; "": a key of another class is no error, and becomes a `_Foreign`.
-
-    Raises:
-        UsageError: If the key is of a class that cannot be sent.
+    With "" as `argument` that is no error, and the key becomes an `_UnsendableKey`.
     """
     if type(key) in _KEYS or (type(key) is tuple and all(type(part) in _KEYS for part in key)):
         return key
@@ -112,18 +104,18 @@ def _check_key(key: object, argument: str) -> object:
         raise UsageError(
             f"{argument}: keys of dicts in messages are texts, integers or tuples of these, got {key!r:.60}"
         )
-    return _Foreign(key)
+    return _UnsendableKey(key)
 
 
 @lru_cache(maxsize=1024)
 def _describe_array(dtype: np.dtype[np.generic], shape: Shape) -> str:
-    """Return the text of a dtype and a shape, such as "float32 (2, 3)"."""
+    """Return a text such as "float32 (2, 3)"."""
     return f"{dtype.name} {shape}"  # cached, because numpy builds the name of a dtype in Python, each time
 
 
 @lru_cache(maxsize=256)
 def parse_form(text: str) -> object:
-    """Return the tree that a form describes, with an `Absent` in place of each array.
+    """Return the tree that a form describes, with an `ArrayPlaceholder` in place of each array.
 
     Raises:
         OverlapError: If the text is no form.
@@ -135,11 +127,10 @@ def parse_form(text: str) -> object:
 
 
 def _invalid_form(error: Exception) -> OverlapError:
-    """Return the error of a message whose form cannot be read."""
     return OverlapError(f"a message has a tree of invalid structure: {error}; use one version of overlap on all ranks")
 
 
-class Absent:
+class ArrayPlaceholder:
     """Placeholder for an array in a tree, with the shape and dtype of the array.
 
     Args:
@@ -155,11 +146,9 @@ class Absent:
 
 
 def _insert_placeholders(node: object) -> object:
-    """Return a tree with an `Absent` in place of each text such as "float32 (2, 3)".
+    """Return a tree with an `ArrayPlaceholder` in place of each text such as "float32 (2, 3)".
 
-    Raises:
-        ValueError: If anything else stands in place of an array.
-        TypeError: If numpy has no such dtype.
+    Raises ValueError if anything else stands in place of an array, and TypeError if numpy has no such dtype.
     """
     if isinstance(node, dict):
         return {key: _insert_placeholders(item) for key, item in node.items()}
@@ -169,7 +158,7 @@ def _insert_placeholders(node: object) -> object:
     match = _LEAF.fullmatch(node) if isinstance(node, str) else None
     if match is None:
         raise ValueError(f"{node!r:.60} is no array")
-    return Absent(tuple(int(size) for size in match[2].split(",") if size.strip()), dtype_of(match[1]))
+    return ArrayPlaceholder(tuple(int(size) for size in match[2].split(",") if size.strip()), dtype_of(match[1]))
 
 
 def dtype_of(name: str) -> np.dtype[np.generic]:

@@ -11,8 +11,8 @@ import numpy as np
 import trio
 from trio.lowlevel import Abort, Task, current_task, wait_task_rescheduled
 
-from ..errors import FutureCancelledError, UsageError, shown
-from .callbacks import await_in_asyncio, call_back
+from ..errors import FutureCancelledError, UsageError, argument_text
+from .callbacks import await_in_asyncio, call_and_log_errors
 from .failure import Failure
 from .not_a_value import NotAValue
 from .settling import LOCK, Flag, Settling
@@ -53,11 +53,11 @@ class Future(Settling, NotAValue, Generic[T_co]):
     @property
     def failed(self) -> bool:
         """Whether the operation has ended with an error. Reading this does not count as seeing the error."""
-        return self._present >= DONE and self._outcome()[1] is not None
+        return self._shown_state >= DONE and self._outcome()[1] is not None
 
     def cancelled(self) -> bool:
         """Whether the operation was cancelled, or has failed because one of its inputs was cancelled; see `cancel`."""
-        failure = self._outcome()[1] if self._present >= DONE else None
+        failure = self._outcome()[1] if self._shown_state >= DONE else None
         return failure is not None and isinstance(failure.error, FutureCancelledError)
 
     def cancel(self) -> bool:
@@ -147,11 +147,11 @@ class Future(Settling, NotAValue, Generic[T_co]):
             callback: Must not block. An error that it raises is logged, and changes nothing; KeyboardInterrupt and
                 SystemExit end the world.
         """
-        call = partial(call_back, callback, self)
+        call = partial(call_and_log_errors, callback, self)
         with LOCK:
             self._add_callback(call)
-        self._claim()  # from here on the result has a user
-        if self.done and self._take_callback(call):  # else the end calls it
+        self._prepare_for_use()  # from here on the result has a user
+        if self.done and self._remove_callback(call):  # else the end calls it
             call()
 
     @overload
@@ -186,7 +186,7 @@ class Future(Settling, NotAValue, Generic[T_co]):
             yield from await_in_asyncio(self)
             while not self._take_result():
                 yield from await_in_asyncio(self)
-        elif self.state < DONE and not self._try_to_end():
+        elif self.state < DONE and not self._poll_for_end():
             waiters = self._waiters
             if waiters is None:
                 waiters = self._waiters = []
@@ -200,10 +200,10 @@ class Future(Settling, NotAValue, Generic[T_co]):
             try:
                 yield from self.context.pause().__await__()
             except BaseException:
-                self._await_cancelled()
+                self._on_await_cancelled()
                 raise
         else:
-            yield from self._await_failed(self._failure)
+            yield from self._pause_before_error(self._failure)
         if self._failure is None:
             self._taken = True
             return self._value  # type: ignore[return-value]
@@ -215,10 +215,10 @@ class Future(Settling, NotAValue, Generic[T_co]):
     def _abort_await(self, waiters: list[Task], task: Task, _: object) -> Abort:
         """Remove a cancelled task from the waiters, and let Trio cancel it. Trio calls this, with a third argument."""
         waiters.remove(task)
-        self._await_cancelled()
+        self._on_await_cancelled()
         return Abort.SUCCEEDED
 
-    def _await_failed(self, failure: Failure) -> Generator[object, object, None]:
+    def _pause_before_error(self, failure: Failure) -> Generator[object, object, None]:
         """Pass a checkpoint before the error is raised, and count this task as one that awaits the error.
 
         The loop may be about to deliver the failure, which ends the rank if no task awaits it.
@@ -232,7 +232,7 @@ class Future(Settling, NotAValue, Generic[T_co]):
         finally:
             failure.awaiters -= 1
 
-    def _await_cancelled(self) -> None:
+    def _on_await_cancelled(self) -> None:
         """Handle the cancellation of a task that awaited the future. On the loop's thread only."""
 
     def _record_failed_nursery(self, cancelled: trio.Cancelled) -> None:
@@ -246,17 +246,14 @@ class Future(Settling, NotAValue, Generic[T_co]):
                 self._failure.mark_seen()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__.lstrip('_')} {self.label}: {self._present.word}>"
+        return f"<{type(self).__name__.lstrip('_')} {self.label}: {self._shown_state.word}>"
 
     # -- for the functions below -------------------------------------------------------------------------------------
 
-    def _try_to_end(self) -> bool:
-        """Check that the task that is about to wait runs on the future's loop. Return whether the future has ended.
+    def _poll_for_end(self) -> bool:
+        """Return whether the future has ended: False here, but subclasses may poll before the task sleeps.
 
-        That is False here. Subclasses may poll before the task sleeps.
-
-        Raises:
-            UsageError: If the task runs on another loop than the future's.
+        Raises `UsageError` if the task that is about to wait runs on another loop than the future's.
         """
         if self.context.thread != threading.get_ident():
             advice = "call `await trio.to_thread.run_sync(future.result)`"
@@ -264,27 +261,21 @@ class Future(Settling, NotAValue, Generic[T_co]):
         return False  # nothing to poll here
 
     def _wait_for_outcome(self, timeout: float | None) -> tuple[object, Failure | None]:
-        """Wait in a thread until the future has ended, and return the value and the failure; see `_outcome`.
+        """Wait in a thread until the future has ended, and return its outcome; for errors see `result`.
 
-        Args:
-            timeout: Seconds to wait at most; None: as long as it takes.
-
-        Raises:
-            UsageError: If `timeout` is no number of seconds from 0.
-            trio.WouldBlock: On the thread of an event loop, if the operation has not ended.
-            TimeoutError: If it has not ended in time.
+        A `timeout` that is no number of seconds from 0 is a `UsageError`.
         """
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout >= 0):
-            raise UsageError(f"timeout: expected a number of seconds from 0, or None, got {shown(timeout)}")
-        self._claim()
+            raise UsageError(f"timeout: expected a number of seconds from 0, or None, got {argument_text(timeout)}")
+        self._prepare_for_use()
         if not self.done:
             if trio.lowlevel.in_trio_run():
                 raise trio.WouldBlock(
                     f"{self.label} has not ended, and waiting here would stop the event loop; await its future, or "
                     "wait in a thread that runs no event loop"
                 )
-            if not self._block(timeout):
-                raise TimeoutError(f"{self.label} has not ended within {timeout:g} s")
+            if not self._wait_in_thread(timeout):
+                raise TimeoutError(f"{self.label} has not ended within {timeout:g} s; pass a longer timeout")
         return self._outcome()
 
     def _outcome(self) -> tuple[object, Failure | None]:
@@ -293,7 +284,7 @@ class Future(Settling, NotAValue, Generic[T_co]):
 
     def _take_result(self) -> bool:
         """Record that the program takes the result. Return False if it was given to another receive in the meantime."""
-        source = self._source()
+        source = self._state_owner()
         with LOCK:
             if source.state < DONE:
                 return False
@@ -329,8 +320,8 @@ class Item(Future[object]):
         return f"item {self._index!r} of {self._whole.label}"
 
     @property
-    def _present(self) -> OperationState:
-        whole = self._whole._present
+    def _shown_state(self) -> OperationState:
+        whole = self._whole._shown_state
         return FAILED if whole is DONE and self._outcome()[1] is not None else whole
 
     def _outcome(self) -> tuple[object, Failure | None]:
@@ -346,17 +337,17 @@ class Item(Future[object]):
     def _add_callback(self, callback: Callable[[], None]) -> None:
         self._whole._add_callback(callback)
 
-    def _take_callback(self, callback: Callable[[], None]) -> bool:
-        return self._whole._take_callback(callback)
+    def _remove_callback(self, callback: Callable[[], None]) -> bool:
+        return self._whole._remove_callback(callback)
 
-    def _block(self, timeout: float | None = None) -> bool:
-        return self._whole._block(timeout)
+    def _wait_in_thread(self, timeout: float | None = None) -> bool:
+        return self._whole._wait_in_thread(timeout)
 
-    def _source(self) -> Future[Any]:
-        return self._whole._source()
+    def _state_owner(self) -> Future[Any]:
+        return self._whole._state_owner()
 
-    def _claim(self) -> None:
-        self._whole._claim()
+    def _prepare_for_use(self) -> None:
+        self._whole._prepare_for_use()
 
     def cancel(self) -> bool:
         """Cancel the operation of the whole result; see `Future.cancel`."""
@@ -370,16 +361,16 @@ class Item(Future[object]):
 # -- for streams, engines and worlds ---------------------------------------------------------------------------------
 
 
-def outcome(future: Future[Any]) -> tuple[object, Failure | None]:
+def take_outcome(future: Future[Any]) -> tuple[object, Failure | None]:
     """Return (value, None) or (None, failure) of a settled future, for an operation that has it as an input.
 
     The result counts as used from now on: a receive no longer gives it to another receive.
     """
-    future._source()._taken = True  # an item has no state of its own
+    future._state_owner()._taken = True  # an item has no state of its own
     return future._outcome()
 
 
-def is_elsewhere(future: Future[Any], thread: int) -> bool:
+def belongs_to_other_world(future: Future[Any], thread: int) -> bool:
     """Whether an unsettled future belongs to a world on another thread's event loop."""
     return not future.done and future.context.thread != thread
 
@@ -390,17 +381,17 @@ def is_waited_for(future: Future[Any]) -> bool:
     return bool(future._waiters or future._threads or (failure is not None and failure.awaiters))
 
 
-def keeps_thread(future: Future[Any]) -> bool:
+def has_waiting_thread(future: Future[Any]) -> bool:
     """Whether a thread of the program waits for a future, or for one that depends on it. On the loop's thread only."""
-    return bool(future._threads) or any(map(keeps_thread, consumers(future)))
+    return bool(future._threads) or any(map(has_waiting_thread, dependent_futures(future)))
 
 
 def source_of(future: Future[Any]) -> Future[object]:
     """Return the future whose operation settles `future`: for an `Item` that of the whole result, else itself."""
-    return future._source()
+    return future._state_owner()
 
 
-def consumers(future: Future[Any]) -> Iterator[Future[Any]]:
+def dependent_futures(future: Future[Any]) -> Iterator[Future[Any]]:
     """Yield the futures that depend on `future`: they have a callback at its end. On the loop's thread only."""
     for callback in future._callbacks or ():
         # the object of a method, or of a method in a partial

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..collectives.kinds import ALL_GATHER
 from ..diagnostics import find_caller
-from ..errors import UsageError, shown
+from ..errors import UsageError, argument_text
 from .arguments import check_rank
 from .calls import GroupCalls
 from .communicators import Communicators
@@ -80,7 +80,7 @@ class GroupUse:
 
     def __del__(self) -> None:
         if not self._context.ending.forked:
-            self._communicators.later(partial(self._communicators.end_use, self._context, self.key))
+            self._communicators.call_later(partial(self._communicators.end_group_use, self._context, self.key))
 
 
 class Group(GroupCalls):
@@ -163,7 +163,7 @@ class Group(GroupCalls):
         try:
             indices = list(ranks)
         except TypeError:
-            raise UsageError(f"ranks: expected ranks of group '{self.name}', got {shown(ranks)}") from None
+            raise UsageError(f"ranks: expected ranks of group '{self.name}', got {argument_text(ranks)}") from None
         for member in indices:
             check_rank(self, "ranks", member)
         if name is not None:
@@ -235,20 +235,18 @@ class Group(GroupCalls):
         """
         for argument, value in (("color", 0 if color is None else color), ("key", key)):
             if not isinstance(value, (int, np.integer)):
-                raise UsageError(f"{argument}: expected an integer, got {shown(value)}")
+                raise UsageError(f"{argument}: expected an integer, got {argument_text(value)}")
             if not -_MOST <= value < _MOST:
-                raise UsageError(f"{argument}: expected an integer of 64 bits, got {shown(value)}")
+                raise UsageError(f"{argument}: expected an integer of 64 bits, got {argument_text(value)}")
         own = metadata([int(color is not None), color or 0, key], np.int64)  # (takes part, color, key)
         # `find_caller`: the program's line that awaits this method, perhaps through `Rank.split`
         gathered = self._ports.issue(ALL_GATHER, own, None, None, 0, "split", None, find_caller()[0])
-        notes = self._world.backend.notes(self._use.key, gathered.seq)
+        notes = self._world.backend.shared_integers(self._use.key, gathered.seq)
         notes[self.rank] = own.tolist()
         choices: list[list[int]] = (await gathered).reshape(self.size, own.size).tolist()
         if self._context.arrays.shapes_only:  # the gathered arrays have no data: the values are in `notes`
             if len(notes) < self.size:
-                raise UsageError(
-                    "split: a simulation of representatives has no choices of the other ranks; use rank.mesh"
-                )
+                raise UsageError("split: with alike=, the choices of other ranks are unknown; use rank.mesh")
             choices = [notes[rank] for rank in range(self.size)]
         if color is None:
             return None
@@ -290,7 +288,7 @@ class Mesh:
         place = np.unravel_index(world.rank, tuple(axes.values())) if axes else ()
         self.coordinates: dict[str, int] = {name: int(index) for name, index in zip(axes, place, strict=True)}
         self._world = world
-        self._groups: dict[tuple[str, ...], Group] = {(name,): self._make((name,)) for name in axes}
+        self._groups: dict[tuple[str, ...], Group] = {(name,): self._make_group((name,)) for name in axes}
 
     def __getitem__(self, axis: str | tuple[str, ...]) -> Group:
         """Return the group of ranks that differ from this one along an axis only, or along several.
@@ -310,14 +308,14 @@ class Mesh:
                 raise UsageError(f"axis: {name!r} is unknown; known are {', '.join(self.axes)}")
         axes = tuple(name for name in self.axes if name in names)
         if axes not in self._groups:
-            self._groups[axes] = self._make(axes)
+            self._groups[axes] = self._make_group(axes)
         return self._groups[axes]
 
     def __repr__(self) -> str:
         coordinates = ", ".join(f"{name}={self.coordinates[name]}/{size}" for name, size in self.axes.items())
         return f"<Mesh {coordinates}>"
 
-    def _make(self, axes: tuple[str, ...]) -> Group:
+    def _make_group(self, axes: tuple[str, ...]) -> Group:
         """Make the group of the ranks that differ from this one along `axes` only."""
         along = tuple(slice(None) if name in axes else index for name, index in self.coordinates.items())
         grid = np.arange(self._world.size).reshape(tuple(self.axes.values()))
@@ -336,7 +334,7 @@ class GroupRules:
         self._legal: set[tuple[int, ...]] = set()
         self._advised: set[str] = set()  # ids of the rules that were warned about
 
-    def check(self, ranks: tuple[int, ...]) -> None:
+    def check_group(self, ranks: tuple[int, ...]) -> None:
         """Raise `topology.TopologyError` if the cluster does not allow a group of these ranks.
 
         For a group that is allowed but not advised, issue a `topology.TopologyWarning`, once for each rule.

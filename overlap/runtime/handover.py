@@ -6,10 +6,10 @@ operation. So one thread at a time may take the place of the loop. The reasons w
 * **One at a time.** Data of the loop that have no lock of their own are guarded by a turn, a lock that knows its
   thread. The loop's thread holds it whenever it runs, gives it away only while it waits for input and output, and takes
   it back before anything of it runs (`_TurnInstrument`). A thread works in the loop's place only while it holds the
-  turn (`Handover.in_place`).
+  turn (`Handover.run_in_place`).
 * **Only work that wakes no task.** Tasks belong to Trio's own thread. An operation is issued in place if nothing of it
-  starts or wakes a task: `Ports._enqueue_in_place` checks all of it in one expression, and its plan answers for itself
-  (`CallPlan.takes_threads`). It ends in place unless its end wakes the loop (`CollectiveFuture.end_wakes_loop`);
+  starts or wakes a task: `Ports._enqueue_in_thread` checks all of it in one expression, and its plan answers for itself
+  (`CallPlan.runs_in_any_thread`). It ends in place unless its end wakes the loop (`CollectiveFuture.end_wakes_loop`);
   otherwise the end is posted.
 * **Order.** Posted work (`post`) runs before work in place, which is refused while posted work waits. The end of work
   that only one operation waits for may skip this order: it is reported by the loop's token.
@@ -51,7 +51,8 @@ class Handover:
 
     To wake a loop takes a system call, which also passes the interpreter's lock to it: many calls at a time do so once.
 
-    After `let_threads_in`, one thread at a time may do work of the sleeping loop that wakes no task; see the module.
+    After `allow_work_in_place`, one thread at a time may do work of the sleeping loop that wakes no task; see the
+    module.
 
     Args:
         token: Token of the event loop.
@@ -71,7 +72,7 @@ class Handover:
         self.turn: threading.RLock | None = None
         self._interrupted: Callable[[BaseException], None]
 
-    def let_threads_in(self, interrupted: Callable[[BaseException], None]) -> None:
+    def allow_work_in_place(self, interrupted: Callable[[BaseException], None]) -> None:
         """Allow threads to do the loop's work while it sleeps. On the loop's thread only.
 
         Args:
@@ -79,11 +80,11 @@ class Handover:
         """
         self._interrupted = interrupted
         if self.turn is None:
-            self.turn = threading.RLock()  # it has an owner thread, which `in_place` needs
+            self.turn = threading.RLock()  # it has an owner thread, which `run_in_place` needs
             self.turn.acquire()
             trio.lowlevel.add_instrument(_TurnInstrument(self.turn))
 
-    def in_place(self, work: Callable[[], T], otherwise: T) -> T:
+    def run_in_place(self, work: Callable[[], T], otherwise: T) -> T:
         """Do work of the sleeping loop in this thread, and return its result.
 
         Return `otherwise`, without doing the work, if the loop does not sleep or posted work waits. The thread waits a
@@ -107,7 +108,7 @@ class Handover:
             return result
         except BaseException as error:
             if works:
-                self.break_off(error)
+                self.report_interrupted_work(error)
             raise
         finally:
             try:  # noqa: SIM105 - a function in Python could be interrupted before its first instruction
@@ -115,7 +116,7 @@ class Handover:
             except RuntimeError:  # it does not hold the turn
                 pass
 
-    def wait_and_end(
+    def wait_and_end_operation(
         self,
         wait: Callable[[float], bool],
         longest_s: float | None,
@@ -137,12 +138,12 @@ class Handover:
         try:
             limit_s = LONGEST_WAIT_S if longest_s is None else min(longest_s, LONGEST_WAIT_S)
             at_limit = not wait(limit_s)  # its bytes still move, and there is nothing to end
-            left_to_loop = not (at_limit or self.in_place(end_here, False))
+            left_to_loop = not (at_limit or self.run_in_place(end_here, False))
         finally:  # a signal handler may raise anywhere
             if left_to_loop:
                 self.post_if_open(end_on_loop)
 
-    def break_off(self, error: BaseException) -> None:
+    def report_interrupted_work(self, error: BaseException) -> None:
         """Report that an interrupt has left the loop's work half done, and let no other thread continue it."""
         self.turn = None
         self.post(self._interrupted, error)
@@ -228,8 +229,10 @@ class OperationRun(ABC):
         """Stop the work, soon."""
 
     @abstractmethod
-    def wait_here(self, handover: Handover, longest_s: float | None) -> None:
-        """Wait for a while in the engine, and end the operation in the loop's place; see `Handover.wait_and_end`.
+    def wait_in_engine(self, handover: Handover, longest_s: float | None) -> None:
+        """Wait for a while in the engine, and end the operation in the loop's place.
+
+        See `Handover.wait_and_end_operation`.
 
         Args:
             handover: Handover of the loop.

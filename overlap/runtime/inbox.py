@@ -27,7 +27,7 @@ from .lane import RECEIVE, RETURNED_NS, SEND, Lane, LaneName, Queue, QueueName, 
 from .match import RankCall, gave_up_error_maker, mismatch_error_maker, peer_error_maker
 from .message import ARRIVALS, Message, Returned
 from .state import ADMITTED, DONE, ISSUED, MATCHING, RUNNING
-from .stream import activate_late
+from .stream import start_queued_operation
 
 if TYPE_CHECKING:
     from transports import Envelope
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 # Most idle lanes whose numbers of messages are kept. Beyond, all are dropped, and begin at 0: a program may use each
 # tag only once.
-_NUMBERED = 1 << 16
+_MOST_IDLE_LANES = 1 << 16
 
 
 class Inbox:
@@ -85,7 +85,7 @@ class Inbox:
             # see `LaneName`: the receiver comes before the tag, the sender after it
             name = (group_id, own, message.tag, peer) if end else (group_id, peer, message.tag, own)
             lane = self.lanes.get(name) or self.open_lane(name, message)
-            line = lane.lines[end]
+            line = lane.messages[end]
             message.seq = lane.numbers[end]
             lane.numbers[end] += 1
         message.lane = lane
@@ -95,30 +95,30 @@ class Inbox:
     def open_lane(self, name: LaneName, message: Message[Any]) -> Lane:
         """Make and return the lane of a message that has a peer. It continues the kept numbers of a lane of that name.
 
-        If the numbers of too many idle lanes are kept, all are dropped, and `shared.lost_count` is set.
+        If the numbers of too many idle lanes are kept, all are dropped, and `shared.has_lost_counts` is set.
         """
         wires, peer, members = message.messages.wires, cast("int", message.peer), message.members
         lane = self.lanes[name] = Lane()
         lane.name, lane.src, lane.members, lane.group = name, name[3], members, message.member.key
         lane.queue = name[:3]  # type: ignore[assignment]  # equal to a `QueueName`, which takes longer to make
         lane.by_wire = (wires[peer] if peer in wires else message.messages.wire(peer)) is not None
-        lane.lines, lane.arrived, lane.returned = (deque(), deque()), [None, None], []
+        lane.messages, lane.arrived, lane.returned = (deque(), deque()), [None, None], []
         numbers = self.numbers.get(name)
         if numbers is None:
-            if len(self.numbers) >= _NUMBERED + len(self.lanes):
+            if len(self.numbers) >= _MOST_IDLE_LANES + len(self.lanes):
                 self.numbers = {each: self.numbers[each] for each in self.lanes if each in self.numbers}
-                self.shared.lost_count = True
+                self.shared.has_lost_counts = True
             numbers = self.numbers[name] = members, [0, 0]
         lane.numbers = numbers[1]
         return lane
 
-    def leave(self, message: Message[Any], failure: Failure | None, *, gives_back: bool = False) -> None:
+    def remove_message(self, message: Message[Any], failure: Failure | None, *, frees_number: bool = False) -> None:
         """Remove a message from its lane or queue, because it has ended or is withdrawn, and let the next one arrive.
 
         Args:
             message: The message.
             failure: Failure of the message; None: it has not failed.
-            gives_back: Whether the message is a withdrawn receive whose number goes to the next one.
+            frees_number: Whether the message is a withdrawn receive whose number goes to the next one.
         """
         lane, message.lane = message.lane, None
         if message.state >= DONE:
@@ -132,10 +132,10 @@ class Inbox:
         # take it out of its lane or queue
         if isinstance(lane, Lane):
             queue_name, end = lane.queue, message.receives
-            line = lane.lines[end]
+            line = lane.messages[end]
             if lane.arrived[end] is message:
                 lane.arrived[end] = None
-            if gives_back:  # later receives move up: of numbers 4, 5, 6 without 4 remain 4, 5
+            if frees_number:  # later receives move up: of numbers 4, 5, 6 without 4 remain 4, 5
                 lane.numbers[RECEIVE] -= 1
                 for later in line:
                     if later.seq > message.seq:
@@ -145,19 +145,19 @@ class Inbox:
             queue_name, line = queue.name, queue.receives
             if queue.searching is message:
                 queue.searching = None
-                self._stop_waiting(queue)
+                self._cancel_announcement_wait(queue)
         # let the next one arrive, and drop what is empty
         if line[0] is message:
             line.popleft()
             if line:
                 line[0]._enter(ADMITTED)
-                message.context.soon(partial(activate_late, line[0]))
+                message.context.call_in_turn(partial(start_queued_operation, line[0]))
         else:
             line.remove(message)
         if not isinstance(lane, Lane):
             if not line:
                 self.queues.pop(queue_name, None)
-        elif not (lane.lines[SEND] or lane.lines[RECEIVE] or lane.returned):
+        elif not (lane.messages[SEND] or lane.messages[RECEIVE] or lane.returned):
             self.lanes.pop(lane.name, None)
             if lane.numbers[SEND] == lane.numbers[RECEIVE] and not lane.by_wire:  # equal numbers may begin at 0 again
                 self.numbers.pop(lane.name, None)
@@ -176,16 +176,18 @@ class Inbox:
             self._begin_search(message, cast("Queue", lane))
             return
         if receives and lane.returned:
-            self._take_returned(lane, message)
+            self._take_returned_message(lane, message)
             return
-        if shared.broken and (broken := shared.broken.get(lane.group_id) or shared.broken.get(lane.id)):
+        if shared.broken_errors and (
+            broken := shared.broken_errors.get(lane.group_id) or shared.broken_errors.get(lane.id)
+        ):
             message.fail(Failure(broken()))
             return
         if lane.by_wire:
-            if shared.left or shared.early:
-                self._check_peer(lane, message)
+            if shared.finished_ranks or shared.early_reports:
+                self._fail_if_peer_ended(lane, message)
             if message.state is MATCHING:
-                message.messages.transfer(message)
+                message.messages.begin_transfer(message)
             return
         other_end = SEND if receives else RECEIVE
         other = lane.arrived[other_end]
@@ -196,42 +198,42 @@ class Inbox:
         send, receive = (other, message) if receives else (message, other)
         if send.call is receive.call or receive.agrees(send.call, send.flat):
             try:
-                self._engine.carry(lane, send, receive, send.call)
+                self._engine.carry_message(lane, send, receive, send.call)
             except Exception as unfit:  # no memory, or ranks that no wire of the model joins
-                self._fail_unfit(send, receive, unfit)
+                self._fail_both_ends(send, receive, unfit)
         else:
-            self._fail_different(lane, send, receive)
+            self._fail_mismatched_ends(lane, send, receive)
 
     def _wait_for_other_end(self, message: Message[Any], lane: Lane) -> None:
-        """Let a message wait, with its arrays locked, for the arrival of its other end in this process."""
+        """Lock the arrays of a message, and let it wait for its other end in this process."""
         shared = self.shared
         lane.arrived[message.receives] = message
         if not message.receives or message.buffers is not None or message.locked or message.out is None:
-            message.lock()
-        elif not message.context.arrays.shapes_only:  # inlined from `lock`, for a short latency
+            message.lock_arrays()
+        elif not message.context.arrays.shapes_only:  # inlined from `lock_arrays`, for a short latency
             out = message.out
             message.target, message.locked = out.view(), message.context.locks.lock((out,), out)
-        if shared.left and message.peer_rank in shared.left:
-            self._fail_if_left(lane, message, message.peer_rank)
+        if shared.finished_ranks and message.peer_rank in shared.finished_ranks:
+            self._fail_if_peer_left(lane, message, message.peer_rank)
         elif self.queues and not message.receives:
             self._search_soon(lane.queue)
 
-    def _check_peer(self, lane: Lane, message: Message[Any]) -> None:
+    def _fail_if_peer_ended(self, lane: Lane, message: Message[Any]) -> None:
         """Fail a message if its peer, in another process, has finished its program or reported a failure of it."""
-        self._fail_if_left(lane, message, message.peer_rank)
+        self._fail_if_peer_left(lane, message, message.peer_rank)
         for error in self.shared.take_early_reports(lane, message.seq):
             message.fail(Failure(error()))  # type: ignore[operator]  # for a message the reports are errors alone
 
     @staticmethod
-    def _fail_unfit(send: Message[Any], receive: Message[Any], error: BaseException) -> None:
-        """Fail both ends of a match that cannot be carried out: the receive with `error`, the send because of it."""
+    def _fail_both_ends(send: Message[Any], receive: Message[Any], error: BaseException) -> None:
+        """Fail the receive with `error`, and the send because of it: their match cannot be carried out."""
         peers_error = peer_error_maker(receive, error)
         receive.fail(Failure(error))
         send.fail(Failure(peers_error()))
 
     @staticmethod
-    def _fail_different(lane: Lane, send: Message[Any], receive: Message[Any]) -> None:
-        """Fail both ends of a match in this process, because the calls of `send` and `receive` differ."""
+    def _fail_mismatched_ends(lane: Lane, send: Message[Any], receive: Message[Any]) -> None:
+        """Fail both ends of a match in this process, because their calls differ."""
         src, dst = lane.members
         error = mismatch_error_maker(
             send.member.name,
@@ -242,7 +244,7 @@ class Inbox:
         send.fail(Failure(error()))
         receive.fail(Failure(error()))
 
-    def withdraw(self, message: Message[Any], failure: Failure) -> None:
+    def fail_and_report(self, message: Message[Any], failure: Failure) -> None:
         """Fail a message that cannot take part, such as one whose input has failed, and report that to its other end.
 
         * The other end is in another process: the failure is reported there.
@@ -255,7 +257,7 @@ class Inbox:
             return
         if self.here is None or message.peer_rank in self.here:
             if not message.receives:
-                self.put_back(lane, Returned(next(ARRIVALS), error=failed))
+                self.put_back_message(lane, Returned(next(ARRIVALS), error=failed))
         else:
             self.shared.control.send_operation_failed(lane, seq, failed())
 
@@ -270,14 +272,14 @@ class Inbox:
 
         def fail() -> None:
             if message.lane is lane:
-                self.withdraw(message, Failure(error))
+                self.fail_and_report(message, Failure(error))
 
         if self.here is None or not isinstance(error, LinkLostError) or error.evident:
             fail()
         else:
-            self.shared.control.hold_broken_end(message, error, fail)
+            self.shared.control.delay_wire_failure(message, error, fail)
 
-    def fail_at(self, lane_id: int, seq: int, error: Callable[[], BaseException]) -> bool:
+    def fail_message(self, lane_id: int, seq: int, error: Callable[[], BaseException]) -> bool:
         """Fail a message because its other end, in another process, has failed.
 
         Args:
@@ -290,7 +292,7 @@ class Inbox:
         """
         for lane in self.lanes.values():
             if lane.by_wire and lane.id == lane_id:
-                for message in (*lane.lines[SEND], *lane.lines[RECEIVE]):
+                for message in (*lane.messages[SEND], *lane.messages[RECEIVE]):
                     if message.seq == seq:
                         message.fail(Failure(error()))
                         return True
@@ -310,20 +312,20 @@ class Inbox:
         Returns:
             True: it may leave. False: a message has met it. None: the wire decides later.
         """
-        if self.shared.intercept is not None and self.shared.intercept.withdraw(receive):
+        if self.shared.intercept is not None and self.shared.intercept.withdraw_held_receive(receive):
             return True
         if receive.request is not None:
-            return transfer.withdraw(receive, later)
+            return transfer.withdraw_transfer(receive, later)
         lane = receive.lane
         # without a transfer, it has met no message if it still waits in its lane, or searches in its queue
         return (lane.arrived[RECEIVE] if isinstance(lane, Lane) else cast("Queue", lane).searching) is receive
 
-    def give_back(self, receive: Message[Any], message: Returned) -> None:
+    def give_to_next_receive(self, receive: Message[Any], message: Returned) -> None:
         """Give the message of an ended receive to the next receive of its lane; make the lane again if need be."""
         name = receive.messages.lane_name(receive)
-        self.put_back(self.lanes.get(name) or self.open_lane(name, receive), message)
+        self.put_back_message(self.lanes.get(name) or self.open_lane(name, receive), message)
 
-    def put_back(self, lane: Lane, message: Returned, giver: Message[Any] | None = None) -> None:
+    def put_back_message(self, lane: Lane, message: Returned, giver: Message[Any] | None = None) -> None:
         """Put a message that no task has taken back into its lane, and give it to the next receive that waits there.
 
         Args:
@@ -332,15 +334,15 @@ class Inbox:
             giver: The receive that returns the message, if it is still in the lane: it must not get the message again.
         """
         lane = self.lanes.setdefault(lane.name, lane)
-        insort(lane.returned, message, key=lambda returned: returned.order)
-        waiting = lane.lines[RECEIVE][0] if lane.lines[RECEIVE] else None
+        insort(lane.returned, message, key=lambda returned: returned.arrival_number)
+        waiting = lane.messages[RECEIVE][0] if lane.messages[RECEIVE] else None
         if waiting is None or waiting is giver or waiting.state <= ADMITTED:
             self._search_soon(lane.queue)
         elif lane.arrived[RECEIVE] is waiting:
             lane.arrived[RECEIVE] = None
-            self._take_returned(lane, waiting)
+            self._take_returned_message(lane, waiting)
         # it waits on a wire: withdraw it there, so that it arrives again, at once (True) or by `_match_again` later
-        elif waiting.state is RUNNING and transfer.withdraw(waiting, partial(self._match_again, waiting)):
+        elif waiting.state is RUNNING and transfer.withdraw_transfer(waiting, partial(self._match_again, waiting)):
             self.arrive(waiting)
 
     def _match_again(self, receive: Message[Any]) -> None:
@@ -348,13 +350,13 @@ class Inbox:
         if not receive.done:
             self.arrive(receive)
 
-    def _take_returned(self, lane: Lane, receive: Message[Any]) -> None:
+    def _take_returned_message(self, lane: Lane, receive: Message[Any]) -> None:
         """End a receive with the oldest returned message of its lane.
 
-        The receive fails if its call does not fit that message, or if that message is the error of a failed send.
+        It fails if its call does not fit that message, or if that message is the error of a failed send.
         """
         message = lane.returned.pop(0)
-        receive.order = message.order
+        receive.arrival_number = message.arrival_number
         try:
             if message.error is not None:
                 raise message.error()
@@ -369,63 +371,61 @@ class Inbox:
                     RankCall(src, pattern, "received before"),
                     RankCall(dst, receive.call, receive.call_site),
                 )()
-            receive.fit(pattern)
+            receive.prepare_result(pattern)
             if message.data is not None:
                 cast(Array, receive.target).reshape(-1)[...] = message.data
         except Exception as error:  # no memory, or another call
             receive.fail(Failure(error))
             return
-        receive.finish(receive.context.now_ns(), receive.describe(pattern, receive.started_ns))
+        receive.finish(receive.context.now_ns(), receive.describe_meeting(pattern, receive.started_ns))
 
     # -- receives from any source ------------------------------------------------------------------------------------
 
     def has_message(self, receive: Message[Any]) -> bool:
         """Whether a message is present that a parked receive would meet at once."""
-        if receive.asked is None and receive.messages.queue_name(receive) in self.queues:
+        if receive.given_peer is None and receive.messages.queue_name(receive) in self.queues:
             return False
-        return self._find_oldest(receive, self._remote_choices(receive)) is not None
+        return self._find_oldest_message(receive, self._remote_senders(receive)) is not None
 
     def _lanes_of(self, receive: Message[Any]) -> list[Lane]:
         """Return the lanes from which a receive may take a message: one, or for any source those of all senders."""
-        name, asked = receive.messages.queue_name(receive), receive.asked
+        name, asked = receive.messages.queue_name(receive), receive.given_peer
         senders = range(receive.member.size) if asked is None else (asked,)
         return [lane for src in senders if (lane := self.lanes.get((*name, src))) is not None]
 
     def _begin_search(self, receive: Message[Any], queue: Queue) -> None:
         """Let a receive from any source, the first of its queue, choose a sender now or soon."""
-        receive.lock()
+        receive.lock_arrays()
         queue.searching = receive
-        if receive.at_once:
-            self._search(queue)
+        if receive.moves_at_once:
+            self._search_for_message(queue)
         else:
             self._search_soon(queue.name)
 
     def _search_soon(self, name: QueueName) -> None:
-        """Let the first receive of a queue search for a message, when the engine lets it choose; see `choose_soon`."""
+        """Let the first receive of a queue search when the engine lets it choose; see `choose_message_soon`."""
         queue = self.queues.get(name)
         if queue is not None and queue.searching is not None:
-            self._engine.choose_soon(queue.searching.context, partial(self._search, queue))
+            self._engine.choose_message_soon(queue.searching.context, partial(self._search_for_message, queue))
 
-    def _search(self, queue: Queue, arrived: Envelope | None = None) -> None:
+    def _search_for_message(self, queue: Queue, arrived: Envelope | None = None) -> None:
         """Let the first receive of a queue take the oldest message; without one it waits, or fails if none can come.
 
-        Args:
-            queue: The queue.
-            arrived: Message that another process has announced just now; None: the engine is asked for one.
+        `arrived` is a message that another process has announced just now; None: the engine is asked for one.
         """
         receive = queue.searching
         if receive is None:
             return
-        self._stop_waiting(queue)
-        if (broken := self.shared.broken.get(queue.name.group_id)) is not None:
+        self._cancel_announcement_wait(queue)
+        if (broken := self.shared.broken_errors.get(queue.name.group_id)) is not None:
             receive.fail(Failure(broken(), seen=True))
             return
-        choices = self._remote_choices(receive)
-        oldest = self._find_oldest(receive, choices, arrived)
+        choices = self._remote_senders(receive)
+        oldest = self._find_oldest_message(receive, choices, arrived)
         if oldest is not None:
             _, sender = oldest
-            self._begin_from(receive, sender, queue.group.ranks[sender])
-        elif self._all_left(queue):
+            self._move_to_lane(receive, sender, queue.group.ranks[sender])
+        elif self._have_all_senders_left(queue):
             rank = receive.context.rank
             cause = f"all other ranks finished their programs while rank {rank} waits in {receive.label}"
             receive.fail(Failure(RankLeftError(f"{cause} ({receive.call_site})", culprit=rank)))
@@ -433,30 +433,27 @@ class Inbox:
             queue.scope = trio.CancelScope()
             receive.context.spawn(self._search_after_announcement, queue, receive, choices, queue.scope)
 
-    def _begin_from(self, receive: Message[Any], sender: int, rank: int) -> None:
-        """Move a receive from its queue to the lane of the sender that it has chosen.
+    def _move_to_lane(self, receive: Message[Any], sender: int, rank: int) -> None:
+        """Move the first receive of a queue to the lane of the sender that it has chosen.
 
-        Args:
-            receive: The receive, the first of its queue.
-            sender: Group rank of the sender.
-            rank: World rank of the sender.
+        `sender` is the group rank of the sender, and `rank` its world rank.
         """
-        receive.context.flight.ended(receive.record, receive.context.now_ns())
-        self.leave(receive, None)
+        receive.context.flight.record_end(receive.record, receive.context.now_ns())
+        self.remove_message(receive, None)
         receive.priority -= receive.port.stream.priority  # `begin` adds it again
         receive._enter(ISSUED)
         receive.peer, receive.peer_rank, receive.members = sender, rank, (rank, receive.context.rank)
         receive.messages.begin(receive)
 
-    def _remote_choices(self, receive: Message[Any]) -> list[tuple[int, int]]:
+    def _remote_senders(self, receive: Message[Any]) -> list[tuple[int, int]]:
         """Return the possible senders of a receive in other processes, as (world rank, tag on the wire).
 
         A sender that another receive names does not count: its next message is for that receive.
         """
-        messages, asked = receive.messages, receive.asked
+        messages, asked = receive.messages, receive.given_peer
         if not messages.has_wires:
             return []
-        named = {lane.src for lane in self._lanes_of(receive) if lane.lines[RECEIVE]}
+        named = {lane.src for lane in self._lanes_of(receive) if lane.messages[RECEIVE]}
         tag = wire_tag(messages.lane_name(receive))
         return [
             (rank, tag)
@@ -464,30 +461,26 @@ class Inbox:
             if src not in named and asked in (None, src) and messages.wire(src) is not None
         ]
 
-    def _find_oldest(
+    def _find_oldest_message(
         self, receive: Message[Any], choices: list[tuple[int, int]], arrived: Envelope | None = None
     ) -> tuple[int, int] | None:
         """Return (start time in ns, group rank of the sender) of the oldest message for a receive, or None.
 
-        Of messages with equal start times, the one of the lowest rank counts as the oldest.
-
-        Args:
-            receive: The receive.
-            choices: The result of `_remote_choices`.
-            arrived: Message that another process has announced just now; None: the engine is asked for one.
+        Of messages with equal start times, the one of the lowest rank counts as the oldest. `choices` is the result of
+        `_remote_senders`; for `arrived` see `_search_for_message`.
         """
-        offered = [(lane.offered_ns, lane.src) for lane in self._lanes_of(receive)]
+        offered = [(lane.oldest_available_ns, lane.src) for lane in self._lanes_of(receive)]
         if choices:
-            announced = arrived or self._engine.oldest_announced(receive.context.rank, choices)
+            announced = arrived or self._engine.oldest_announced_message(receive.context.rank, choices)
             if announced is not None and (announced.src, announced.tag) in choices:
                 offered.append((announced.since_ns, receive.member.label[1].index(announced.src)))
-            if self.shared.early:
+            if self.shared.early_reports:
                 offered += [(RETURNED_NS, src) for src in self._failed_senders(receive, choices)]
         return min([(since_ns, src) for since_ns, src in offered if since_ns is not None], default=None)
 
     def _failed_senders(self, receive: Message[Any], choices: list[tuple[int, int]]) -> Iterator[int]:
-        """Yield the senders, among choices in other processes, that have reported that their next send has failed."""
-        queue_name, early = receive.messages.queue_name(receive), self.shared.early
+        """Yield the group ranks of the senders in `choices` that have reported that their next send has failed."""
+        queue_name, early = receive.messages.queue_name(receive), self.shared.early_reports
         for rank, _ in choices:
             name: LaneName = (*queue_name, receive.member.label[1].index(rank))
             _, numbers = self.numbers.get(name, ((), [0, 0]))
@@ -495,8 +488,7 @@ class Inbox:
                 yield name[3]
 
     @staticmethod
-    def _stop_waiting(queue: Queue) -> None:
-        """Cancel the task that waits for announcements of other processes, if there is one."""
+    def _cancel_announcement_wait(queue: Queue) -> None:
         if queue.scope is not None:
             queue.scope.cancel()
             queue.scope = None
@@ -506,29 +498,26 @@ class Inbox:
     ) -> None:
         """Wait for an announcement of another process, then search again; a lost wire fails the receive.
 
-        Args:
-            queue: The queue of the receive.
-            receive: The first receive of the queue.
-            choices: The result of `_remote_choices`.
-            scope: Cancelled when the receive needs no announcement any more.
+        `choices` is the result of `_remote_senders`. `scope` is cancelled when the receive needs no announcement any
+        more.
         """
         with scope:
             try:
-                arrived = await self._engine.wait_announced(receive.context.rank, choices)
+                arrived = await self._engine.wait_for_announced_message(receive.context.rank, choices)
             except Exception as error:  # the wire to a sender is lost
                 if receive is queue.searching:  # else it has a message already, or was cancelled
                     self.fail_broken_wire(receive, error)
                 return
             # The search goes through the engine's queue of choices, as the first one did: so the next receive chooses
             # only after this one has begun to take its message.
-            self._engine.choose_soon(receive.context, partial(self._search, queue, arrived))
+            self._engine.choose_message_soon(receive.context, partial(self._search_for_message, queue, arrived))
 
-    def forget(self, seq: int) -> None:
+    def forget_operation(self, seq: int) -> None:
         """Do nothing, unlike a communicator: a message leaves its lane when it ends."""
 
     # -- ends of ranks and groups ------------------------------------------------------------------------------------
 
-    def give_up(self, message: Message[Any], failure: Failure) -> None:
+    def give_up_waiting(self, message: Message[Any], failure: Failure) -> None:
         """Fail a message that its rank waits for no longer, and all present and later ones of its lane.
 
         They fail because nobody knows how far the other end is. Of a flat message (for PyTorch) the lane lives on.
@@ -536,11 +525,11 @@ class Inbox:
         lane, error = message.lane, gave_up_error_maker(message, failure.error)
         message.fail(failure)
         if isinstance(lane, Lane) and not message.flat:
-            self.shared.break_off(lane.id, error)
+            self.shared.fail_operations_of(lane.id, error)
             if lane.by_wire and self.here is not None:
                 self.shared.control.send_operation_failed(lane, 0, error(), onwards=True)
 
-    def break_off(self, key_id: int, error: Callable[[], BaseException]) -> None:
+    def fail_messages_of(self, key_id: int, error: Callable[[], BaseException]) -> None:
         """Fail the messages of a group or a lane that have not met their other end here.
 
         Args:
@@ -549,7 +538,7 @@ class Inbox:
         """
         for lane in list(self.lanes.values()):
             if key_id in (lane.group_id, lane.id):
-                for message in self._under_way(lane):
+                for message in self._messages_under_way(lane):
                     message.fail(Failure(error(), seen=True))
         self.search_again()
 
@@ -558,32 +547,34 @@ class Inbox:
         for name in list(self.queues):
             self._search_soon(name)
 
-    def rank_left(self, rank: int) -> None:
+    def on_rank_left(self, rank: int) -> None:
         """Fail the messages that wait for a rank that has finished its program."""
         for lane in list(self.lanes.values()):
-            for message in self._under_way(lane):
+            for message in self._messages_under_way(lane):
                 if message.peer_rank == rank:
-                    self._fail_if_left(lane, message, rank)
+                    self._fail_if_peer_left(lane, message, rank)
         self.search_again()
 
     @staticmethod
-    def _under_way(lane: Lane) -> list[Message[Any]]:
+    def _messages_under_way(lane: Lane) -> list[Message[Any]]:
         """Return the messages of a lane that wait for their other end, or move over a wire."""
         if not lane.by_wire:
             return [message for message in lane.arrived if message is not None]
-        return [line[0] for line in lane.lines if line and line[0].request is not None]
+        return [line[0] for line in lane.messages if line and line[0].request is not None]
 
-    def _all_left(self, queue: Queue) -> bool:
+    def _have_all_senders_left(self, queue: Queue) -> bool:
         """Whether no message can come any more: all other ranks have finished, and nothing of them is in flight."""
         others = [(src, rank) for src, rank in enumerate(queue.group.ranks) if src != queue.name.receiver]
-        if not others or not self.shared.left.issuperset(rank for _, rank in others):
+        if not others or not self.shared.finished_ranks.issuperset(rank for _, rank in others):
             return False
         for src, rank in others:
             name: LaneName = (*queue.name, src)
             # A lane without numbers never had a message. Messages that match here are visible in their lane. On a wire,
             # only the numbers of both ends show whether all were received.
             lane, (_, numbers) = self.lanes.get(name), self.numbers.get(name, ((), (0, 0)))
-            if (lane is None or lane.by_wire) and not self.shared.had_at_most(rank, lane_id(*name), numbers[RECEIVE]):
+            if (lane is None or lane.by_wire) and not self.shared.has_issued_at_most(
+                rank, lane_id(*name), numbers[RECEIVE]
+            ):
                 return False
         return True
 
@@ -608,20 +599,20 @@ class Inbox:
     def is_unwanted(self, send: Message[Any]) -> bool:
         """Whether nobody will receive a send: its receiver has left, or closes and has issued no receive for it."""
         receiver, lane, shared = send.members[1], cast("Lane", send.lane), self.shared
-        if receiver in shared.left or receiver not in shared.closing:
-            return receiver in shared.left
-        is_awaited_here = lane.lines[RECEIVE] or lane.queue in self.queues
-        return not is_awaited_here and shared.had_at_most(receiver, lane.id, send.seq)
+        if receiver in shared.finished_ranks or receiver not in shared.closing_ranks:
+            return receiver in shared.finished_ranks
+        is_awaited_here = lane.messages[RECEIVE] or lane.queue in self.queues
+        return not is_awaited_here and shared.has_issued_at_most(receiver, lane.id, send.seq)
 
-    def _fail_if_left(self, lane: Lane, message: Message[Any], rank: int) -> None:
+    def _fail_if_peer_left(self, lane: Lane, message: Message[Any], rank: int) -> None:
         """Fail a message if its peer, the world rank `rank`, has finished its program without issuing the other end.
 
         But a send whose own rank is closing (it waits only until its messages are received) ends as if received.
         """
-        if rank not in self.shared.left or not self.shared.had_at_most(rank, lane.id, message.seq):
+        if rank not in self.shared.finished_ranks or not self.shared.has_issued_at_most(rank, lane.id, message.seq):
             return
-        if message.context.rank in self.shared.closing and not message.receives:  # both close: nobody has failed
-            message.drop()
+        if message.context.rank in self.shared.closing_ranks and not message.receives:  # both close: nobody has failed
+            message.end_unreceived()
         else:
             needs = f"rank {message.context.rank} needs it in {message.label} ({message.call_site})"
             message.fail(Failure(RankLeftError(f"rank {rank} finished its program while {needs}", culprit=rank)))

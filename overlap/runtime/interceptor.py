@@ -20,14 +20,14 @@ Place: TypeAlias = "Port | Inbox"
 class Interceptor:
     """Sees the operations of all ranks of a world, and decides when they arrive; by default at once.
 
-    A world has at most one interceptor; see `Communicators.use`.
+    A world has at most one interceptor; see `Communicators.use_interceptor`.
     """
 
-    async def live(self, program: Callable[[], Awaitable[T]], context: RankContext) -> T:
+    async def run_program(self, program: Callable[[], Awaitable[T]], context: RankContext) -> T:
         """Run the program of a rank, and return its result."""
         return await program()
 
-    def issued(self, place: Place, operation: Any) -> None:
+    def on_issued(self, place: Place, operation: Any) -> None:
         """Observe an operation as it is issued.
 
         A collective is about to get the number `place.next_seq`. A message is in its lane and has its number, unless it
@@ -38,11 +38,11 @@ class Interceptor:
         """Let an operation, whose input exists, arrive: call `place.match(operation)` now, later, or never."""
         place.match(operation)
 
-    def withdraw(self, operation: Operation) -> bool:
+    def withdraw_held_receive(self, operation: Operation) -> bool:
         """Withdraw a receive that this interceptor holds, so that it never arrives. Return False if it holds none."""
         return False
 
-    def starts(self, match: Match, operation: Operation) -> bool:
+    def may_start(self, match: Match, operation: Operation) -> bool:
         """Whether a collective may start, now that its last end, `operation`, has arrived; if not, nothing starts it.
 
         Called for collectives whose ranks are all in one process and share its memory.

@@ -62,7 +62,7 @@ def _tune_interpreter() -> Callable[[], None]:
 
 
 @cache
-def _blas() -> ThreadpoolController:
+def _blas_controller() -> ThreadpoolController:
     """Return the controller of the loaded BLAS libraries. It is kept, because to find them takes milliseconds."""
     from threadpoolctl import ThreadpoolController
 
@@ -70,7 +70,7 @@ def _blas() -> ThreadpoolController:
 
 
 _TUNING = _SharedChange(_tune_interpreter)
-_ONE_BLAS_THREAD = _SharedChange(lambda: _blas().limit(limits=1, user_api="blas").restore_original_limits)
+_ONE_BLAS_THREAD = _SharedChange(lambda: _blas_controller().limit(limits=1, user_api="blas").restore_original_limits)
 
 
 @contextmanager

@@ -45,22 +45,22 @@ class _Function(Protocol):
 
 F = TypeVar("F", bound=_Function)
 
-_waits: set[CodeType] = set()  # code of functions that are marked `interruptible`
-_callers: set[CodeType] = set()  # code of functions that are marked `calls_program`
+_interruptible_codes: set[CodeType] = set()  # code of functions that are marked `interruptible`
+_calling_codes: set[CodeType] = set()  # code of functions that are marked `calls_program`
 _WEAK: tuple[Callable[[], Any], ...] = (WeakSet, WeakKeyDictionary, WeakValueDictionary)
 # code of functions that are marked `finalizer`, and of the callbacks of Python's weak collections
-_finalizers: set[CodeType] = {make()._remove.__code__ for make in _WEAK}
+_finalizer_codes: set[CodeType] = {make()._remove.__code__ for make in _WEAK}
 
 
 def interruptible(function: F) -> F:
     """Mark a function that waits, and in which the error of a signal may be raised at any instruction."""
-    _waits.add(function.__code__)
+    _interruptible_codes.add(function.__code__)
     return function
 
 
 def calls_program(function: F) -> F:
     """Mark a function of this package that calls the program. The program counts as such even if it is installed."""
-    _callers.add(function.__code__)
+    _calling_codes.add(function.__code__)
     return function
 
 
@@ -74,7 +74,7 @@ def finalizer(function: F) -> F:
 
     So the error of a signal that comes during the callback is raised in the frame that the callback has interrupted.
     """
-    _finalizers.add(function.__code__)
+    _finalizer_codes.add(function.__code__)
     return function
 
 
@@ -138,7 +138,7 @@ def _on_interrupt(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.raise_signal(signal.SIGINT)
     _was_interrupted = True
-    raise_in_program(frame, interrupt)
+    raise_in_program(frame, raise_keyboard_interrupt)
 
 
 @contextmanager
@@ -152,7 +152,7 @@ def ending_at_second_interrupt() -> Iterator[None]:
         _endless_waits -= 1
 
 
-def interrupt(frame: FrameType | None) -> None:
+def raise_keyboard_interrupt(frame: FrameType | None) -> None:
     """Raise `KeyboardInterrupt` in a frame; if Trio protects the frame, let Trio deliver it to its main task."""
     if _is_loop_of_handler():  # the replaced handler is this loop's own: it decides where to raise
         _replaced(signal.SIGINT, frame)
@@ -173,7 +173,7 @@ def raise_in_program(frame: FrameType | None, raise_error: Raise) -> None:
         frame: The interrupted frame of the main thread.
         raise_error: Function that raises the error in a frame.
     """
-    if _is_busy(frame):  # an earlier signal is being handled: its error will be raised
+    if _is_handling_signal(frame):  # an earlier signal is being handled: its error will be raised
         return
     # `called`: the frame at whose return control goes back to the program; None if the error can be raised now
     finalizer_frame = _find_finalizer_frame(frame)
@@ -183,17 +183,17 @@ def raise_in_program(frame: FrameType | None, raise_error: Raise) -> None:
             deferred.stop_tracing()
         raise_error(frame)
     elif not _deferred:
-        _deferred.append(_Deferred(called, raise_error))
+        _deferred.append(_DeferredError(called, raise_error))
 
 
 # An error that has not been raised by then is perhaps stuck in a library that this package has called.
 _PATIENCE_S = 1.0
 _CACHE, _SEND, _YIELDS = opmap["CACHE"], opmap["SEND"], (opmap["YIELD_VALUE"], opmap["RESUME"])
 
-_deferred: list[_Deferred] = []  # at most one
+_deferred: list[_DeferredError] = []  # at most one
 
 
-def _is_busy(frame: FrameType | None) -> bool:
+def _is_handling_signal(frame: FrameType | None) -> bool:
     """Whether an earlier signal is being handled in a frame, or in one of its callers."""
     while frame is not None and frame.f_code not in _BUSY:
         frame = frame.f_back
@@ -203,9 +203,9 @@ def _is_busy(frame: FrameType | None) -> bool:
 def _find_called_frame(frame: FrameType | None) -> FrameType | None:
     """Return the frame at whose return control goes from this package back to outside code.
 
-    Outside code is the program, a library that has called this package, or an event loop. Return None if no frame of
-    this package is between the interrupted frame and that code, or one that waits (`interruptible`): the error can be
-    raised at once then.
+    Outside code is the program, a library that has called this package, or an event loop. None: the error can be raised
+    at once, because no frame of this package is between the interrupted frame and that code, or because a frame that
+    waits (`interruptible`) is.
     """
     # Walk from the interrupted frame outwards. `by_library`: the frame that outside code has called, once that code is
     # found. `ours`: whether a frame of this package was found.
@@ -214,7 +214,7 @@ def _find_called_frame(frame: FrameType | None) -> FrameType | None:
     while at is not None:
         code = at.f_code
         if is_ours(code):
-            if (code in _callers and by_library is not None) or (code in _waits and not ours):
+            if (code in _calling_codes and by_library is not None) or (code in _interruptible_codes and not ours):
                 break
             ours, by_library = True, None
         elif is_of_program(at) or is_loop(code):
@@ -230,13 +230,13 @@ def _find_finalizer_frame(frame: FrameType | None) -> FrameType | None:
     """Return the outermost frame of a finalizer among a frame and its callers; None: there is none."""
     found = None
     while frame is not None:
-        if frame.f_code.co_name == "__del__" or frame.f_code in _finalizers:
+        if frame.f_code.co_name == "__del__" or frame.f_code in _finalizer_codes:
             found = frame
         frame = frame.f_back
     return found
 
 
-class _Deferred:
+class _DeferredError:
     """An error of a signal that is raised later: when a frame returns to the program, or a wait of this package begins.
 
     In a finalizer an error would be lost. So it is raised at the next instruction of the frame that the finalizer has
@@ -254,12 +254,12 @@ class _Deferred:
         self.since_s: float = monotonic()
         self._error, self._before = error, sys.gettrace()
         if called is _find_finalizer_frame(called) and called.f_back is not None:
-            self._trace(called.f_back, at_each_instruction=True)
+            self._trace_frame(called.f_back, at_each_instruction=True)
         else:
-            self._trace(called, at_each_instruction=False)
+            self._trace_frame(called, at_each_instruction=False)
         sys.settrace(self._on_call)
 
-    def _trace(self, frame: FrameType, *, at_each_instruction: bool) -> None:
+    def _trace_frame(self, frame: FrameType, *, at_each_instruction: bool) -> None:
         """Let Python call `_on_frame_event` at each instruction of a frame, or only at its return."""
         self._traced, self._at_each_instruction = frame, at_each_instruction
         frame.f_trace = self._on_frame_event
@@ -276,7 +276,7 @@ class _Deferred:
 
         It returns None, so that Python does not trace the called function.
         """
-        if frame.f_code in _waits:
+        if frame.f_code in _interruptible_codes:
             self.stop_tracing()
             self._error(frame)
 
@@ -285,30 +285,24 @@ class _Deferred:
 
         If the frame is a coroutine that does not return, but waits, control goes to the event loop, not to the program.
         Then the frame of the loop is traced instead, and the error is raised there.
-
-        Args:
-            frame: The traced frame.
-            event: What Python reports, such as "return" or "opcode".
-            argument: Not used.
         """
         if not (self._at_each_instruction or event == "return"):
             return
         caller = frame.f_back
-        if caller is not None and _instruction(frame) in _YIELDS:  # a coroutine that only waits
-            while caller.f_back is not None and (is_ours(caller.f_code) or _instruction(caller) == _SEND):
+        if caller is not None and _current_opcode(frame) in _YIELDS:  # a coroutine that only waits
+            while caller.f_back is not None and (is_ours(caller.f_code) or _current_opcode(caller) == _SEND):
                 caller = caller.f_back
             frame.f_trace = None
-            self._trace(caller, at_each_instruction=True)
+            self._trace_frame(caller, at_each_instruction=True)
         else:
             self.stop_tracing()
             self._error(frame if self._at_each_instruction else caller)
 
 
-_BUSY = {function.__code__ for function in (raise_in_program, _Deferred._on_call, _Deferred._on_frame_event)}
+_BUSY = {function.__code__ for function in (raise_in_program, _DeferredError._on_call, _DeferredError._on_frame_event)}
 
 
-def _instruction(frame: FrameType) -> int:
-    """Return the number of the bytecode instruction that a frame executes."""
+def _current_opcode(frame: FrameType) -> int:
     code, at = frame.f_code.co_code, frame.f_lasti
     # an instruction takes two bytes; the interpreter's CACHE entries after it belong to it
     while code[at] == _CACHE and at > 0:

@@ -64,14 +64,14 @@ class KnownMessage:
         return self._fields
 
     def begin(
-        self, data: memoryview, step: int | None, make: Callable[[], Message[Any]], *, waits: bool = False
+        self, data: memoryview, step: int | None, make_message: Callable[[], Message[Any]], *, waits: bool = False
     ) -> Message[Any] | int | None:
         """Begin a message like the earlier one, on the loop's thread or in its place.
 
         Args:
             data: The bytes to send, or the memory to receive into.
             step: Step of the program.
-            make: Makes the future of the message, with its arrays and its call.
+            make_message: Makes the future of the message, with its arrays and its call.
             waits: Whether this thread waits for the message next.
 
         Returns:
@@ -84,7 +84,7 @@ class KnownMessage:
         # other messages are before it, or something must look at it first
         if (
             numbers is None or self._lane in inbox.lanes or self._queue in inbox.queues or context.outstanding.draining
-            or shared.intercept is not None or shared.left or shared.early or shared.broken
+            or shared.intercept is not None or shared.finished_ranks or shared.early_reports or shared.broken_errors
         ):  # fmt: skip
             return None
         if waits:
@@ -93,33 +93,33 @@ class KnownMessage:
         try:
             if receives:
                 request = self.wire.begin_recv(
-                    self.peer, self._tag, data, self.nbytes, signature=self._signature, done=_leave_to_caller
+                    self.peer, self._tag, data, self.nbytes, signature=self._signature, done=_ignore_request_end
                 )
             else:
                 request = self.wire.begin_send(
                     self.peer, self._tag, data, priority=(self._priority << 64) + now_ns, signature=self._signature,
-                    done=_leave_to_caller,
+                    done=_ignore_request_end,
                 )  # fmt: skip
         except Exception:  # no memory, or no wire between the ranks: the usual path raises it again
             return None
         # No request: a send that has left. A request that goes on, or has ended badly, needs a message in a lane.
         if request is not None and (not request.ended or request.error is not None or request.withdrawn):
-            message = make()
+            message = make_message()
             message.wire, message.algorithm = self.wire, MESSAGE_ALGORITHM
             port.begin(message, request, now_ns)
             return message
         # `numbers` is (world ranks of both ends, [next number of a send, next number of a receive])
         end_ns, call, seq = context.now_ns(), self._call, numbers[1][receives]
         numbers[1][receives] = seq + 1
-        record = context.flight.issued(self, self._flight, call, seq, now_ns)
+        record = context.flight.record_issue(self, self._flight, call, seq, now_ns)
         group = port.group.label[0], self._ends, self._program_tag
         meeting = call.kind.text, MESSAGE_ALGORITHM, group, seq, self.nbytes, call.dtype, now_ns
         info = meeting, now_ns, self._priority, *self.place, None, step
         span: RawSpan = "comm", port.stream.name, self._name, now_ns, end_ns, info
-        context.flight.carried(record, now_ns, end_ns, span)
+        context.flight.record_success(record, now_ns, end_ns, span)
         return seq
 
-    def future(self, tensor: object, timeout_s: float, caller: FrameType) -> Message[Any]:
+    def make_future(self, tensor: object, timeout_s: float, caller: FrameType) -> Message[Any]:
         """Make the future of a message like the earlier one.
 
         Args:
@@ -137,5 +137,5 @@ class KnownMessage:
         return message
 
 
-def _leave_to_caller(request: Request) -> None:
+def _ignore_request_end(request: Request) -> None:
     """Do nothing at the end of a request: the code that has begun it looks at it itself."""

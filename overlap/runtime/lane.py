@@ -57,7 +57,7 @@ class Queue:
         self.searching: Message[object] | None = None
         self.scope: trio.CancelScope | None = None
 
-    def missing(self, message: Message[object]) -> list[int]:
+    def missing_ranks(self, message: Message[object]) -> list[int]:
         """Return the world ranks that may send to a receive of the queue: all of the group but its own."""
         return [rank for src, rank in enumerate(self.group.ranks) if src != self.name.receiver]
 
@@ -65,8 +65,8 @@ class Queue:
 class Lane:
     """Messages of one sender for one receiver, with one tag on one group.
 
-    In `lines`, `arrived` and `numbers`, item `SEND` is for the sends, and item `RECEIVE` for the receives. As an index,
-    `Message.receives` (False or True) is the same.
+    In `messages`, `arrived` and `numbers`, item `SEND` is for the sends, and item `RECEIVE` for the receives. As an
+    index, `Message.receives` (False or True) is the same.
 
     Attributes:
         name: Name among the lanes of the process.
@@ -75,13 +75,13 @@ class Lane:
         group: Key of the group.
         members: World ranks of the sender and the receiver.
         by_wire: Whether the messages go over a wire; else they match in this process.
-        lines: The sends, and the receives that name the sender, in the order of their calls.
+        messages: The sends, and the receives that name the sender, in the order of their calls.
         arrived: The first send and the first receive, while they wait for their match in this process; else None.
         numbers: Number of the next send and of the next receive; see `Inbox.numbers`.
         returned: Messages that no send waits with (see `Returned`), the oldest first.
     """
 
-    __slots__ = ("arrived", "by_wire", "group", "lines", "members", "name", "numbers", "queue", "returned", "src")
+    __slots__ = ("arrived", "by_wire", "group", "members", "messages", "name", "numbers", "queue", "returned", "src")
 
     name: LaneName
     queue: QueueName
@@ -89,7 +89,7 @@ class Lane:
     group: Key
     by_wire: bool
     members: tuple[int, ...]
-    lines: tuple[deque[Message[object]], deque[Message[object]]]
+    messages: tuple[deque[Message[object]], deque[Message[object]]]
     arrived: list[Message[object] | None]
     numbers: list[int]
     returned: list[Returned]
@@ -115,7 +115,7 @@ class Lane:
         """The id in hexadecimal, for messages to people."""
         return f"{self.id:x}"
 
-    def missing(self, message: Message[object]) -> list[int]:
+    def missing_ranks(self, message: Message[object]) -> list[int]:
         """Return the world rank at the other end of a message, in a list, or [] if it is known to have arrived.
 
         Over a wire that is not known, and the peer is returned. Here, a message that waits has no other end yet.
@@ -123,13 +123,13 @@ class Lane:
         return [message.peer_rank] if self.by_wire or self.arrived[message.receives] is message else []
 
     @property
-    def offered_ns(self) -> int | None:
+    def oldest_available_ns(self) -> int | None:
         """Start time in ns of the oldest message in this process that a receive from any source may take, or None.
 
         Receives that name the sender come first. With messages that began at -1 (returned), 20 and one receive that
         waits, the result is 20; with two such receives it is None.
         """
-        receives, send = self.lines[RECEIVE], self.arrived[SEND]
+        receives, send = self.messages[RECEIVE], self.arrived[SEND]
         # every receive that names the sender needs one of the messages, but the first one may have met its own already
         has_met = bool(receives) and receives[0] is not self.arrived[RECEIVE] and receives[0].state > ADMITTED
         started_ns, needed = [RETURNED_NS for _ in self.returned], len(receives) - has_met

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ..collectives.call import Call
-from ..errors import CollectiveMismatchError, PeerFailedError, in_one_line
+from ..errors import CollectiveMismatchError, PeerFailedError, one_line_text
 from .operation import Operation
 from .signature import CallSignature, signature_of
 
@@ -61,7 +61,7 @@ class RankCall(NamedTuple):
 
 
 class Match(list["Operation | None"]):
-    """The ends of one operation: a list with the operation of each rank, by `Port.place`; None until it has arrived.
+    """The ends of one operation: a list with each rank's operation, by `Port.match_index`; None until it has arrived.
 
     It is a list with class attributes, because one is made for every operation, and `list(...)` runs no Python code.
 
@@ -148,7 +148,7 @@ def peer_error_maker(operation: Operation, cause: BaseException) -> Callable[[],
         cause: The error of that end.
     """
     rank = operation.context.rank
-    message = f"rank {rank} failed before {operation.label} ({operation.call_site}): {in_one_line(cause)}"
+    message = f"rank {rank} failed before {operation.label} ({operation.call_site}): {one_line_text(cause)}"
     return partial(PeerFailedError.caused_by, cause, message, culprit=rank)
 
 
@@ -201,7 +201,7 @@ class History:
         self.issued[rank] = max(self.issued.get(rank, 0), seq + 1)
         if runs and runs[-1][1:] == [seq, signature, rank]:  # the next one of the run
             runs[-1][1] = seq + 1
-        elif (own := self.call(seq)) is None or not own.call.has_all_values:
+        elif (own := self.find_call(seq)) is None or not own.call.has_all_values:
             runs.append([seq, seq + 1, signature, rank])
 
     @property
@@ -209,7 +209,7 @@ class History:
         """Number of operations that the rank of this process that is furthest ahead has issued."""
         return max(self.issued.values(), default=0)
 
-    def find(self, seq: int) -> tuple[CallSignature, int] | None:
+    def find_signature(self, seq: int) -> tuple[CallSignature, int] | None:
         """Return the signature of operation `seq`, and the world rank that issued it here.
 
         Return None if no rank here has issued it, or the history no longer goes back so far.
@@ -219,12 +219,14 @@ class History:
                 return signature, rank
         return None
 
-    def call(self, seq: int) -> RankCall | None:
-        """Return the call of operation `seq` by a rank of this process, or None as `find` does."""
-        found = self.find(seq)
+    def find_call(self, seq: int) -> RankCall | None:
+        """Return the call of operation `seq` by a rank of this process, or None as `find_signature` does."""
+        found = self.find_signature(seq)
         return None if found is None else RankCall(found[1], cast(Call, found[0].call), found[0].site)
 
-    def compare(self, seq: int, theirs: RankCall, control: ControlPlane) -> Callable[[], BaseException] | None:
+    def compare_and_answer(
+        self, seq: int, theirs: RankCall, control: ControlPlane
+    ) -> Callable[[], BaseException] | None:
         """Compare the call of a waiting rank of another process with the call here, and answer that process.
 
         Args:
@@ -236,17 +238,17 @@ class History:
             The maker of the error if the calls differ; the caller fails the operation here. None if they agree, or no
             call is known here.
         """
-        own = self.call(seq)
+        own = self.find_call(seq)
         if own is None:
             return None
         if not own.call.agrees(theirs.call):
             error = mismatch_error_maker(self.name, seq, theirs, own)
             control.send_operation_failed(self, seq, error())
             return error
-        self.answer(seq, (theirs,), control)
+        self.answer_with_shape(seq, (theirs,), control)
         return None
 
-    def answer(self, seq: int, theirs: Iterable[RankCall], control: ControlPlane) -> None:
+    def answer_with_shape(self, seq: int, theirs: Iterable[RankCall], control: ControlPlane) -> None:
         """Send dtype and shape to the other processes, once, if a rank here knows them and one of `theirs` does not.
 
         Args:
@@ -254,12 +256,12 @@ class History:
             theirs: Known calls of ranks of other processes. One that only receives has no dtype.
             control: Sends the answer.
         """
-        own = self.call(seq)
+        own = self.find_call(seq)
         asked = any(each.call.dtype is None for each in theirs)
         if asked and own is not None and own.call.dtype is not None and seq not in self.answered:
             self.answered.append(seq)
-            control.send_wait(self, seq, own)
+            control.send_waiting_call(self, seq, own)
 
-    def is_before(self, seq: int) -> bool:
+    def has_forgotten(self, seq: int) -> bool:
         """Whether the history no longer goes back to operation `seq`."""
         return bool(self.runs) and seq < self.runs[0][0]

@@ -31,21 +31,21 @@ from transports import Request, Wire
 from ..collectives.call import Call
 from ..collectives.kinds import P2P
 from ..collectives.reduce import Array
-from ..errors import FutureCancelledError, PeerFailedError, UsageError, shown
+from ..errors import FutureCancelledError, PeerFailedError, UsageError, argument_text
 from ..flight.recorder import Known
 from ..timeline.recording import RawMatch
 from . import transfer
-from .arguments import take_output
+from .arguments import set_output_array
 from .context import STEP_OF_TASK
 from .engine.polling import poll_wires
 from .failure import Failure
 from .lane import lane_id
-from .memory.foreign import as_input, as_output
+from .memory.foreign import as_input_array, as_output_array
 from .operation import CollectiveFuture
 from .outstanding import CallSite, Outstanding, check_timeout, checked_name, code_place
-from .settling import Flag, replace_end, settle, settle_and_deliver
+from .settling import Flag, settle, settle_and_deliver, undo_end
 from .state import ADMITTED, CANCELLING, DONE, ISSUED, MATCHING, PARKED, RUNNING, STOPPING, UNWANTED
-from .transfer import ReceiveBuffers, unpack
+from .transfer import ReceiveBuffers, unpack_received_tree
 from .trees import leaves_of
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Returned(NamedTuple):
     Either an earlier receive has received it and returned it, or its send has failed and left an error in its place.
     """
 
-    order: int  # Number from `ARRIVALS`: older messages are received first
+    arrival_number: int  # Number from `ARRIVALS`: older messages are received first
     call: Call | None = None  # Kind, dtype, shape and form; None for an error
     flat: bool = False  # Whether its shape is open
     data: Array | None = None  # A flat copy of the data; None in a simulation without data
@@ -96,21 +96,21 @@ class Message(CollectiveFuture[T_co]):
     messages: MessagePort  # Port of the rank's messages; the same object as `port`
     receives: bool  # Whether this is a receive; else it is a send
     peer: int | None  # Group rank of the other end; None: a receive from any source that has chosen no sender yet
-    asked: int | None  # `peer` as the program has passed it: None stays None after the choice of a sender
+    given_peer: int | None  # `peer` as the program has passed it: None stays None after the choice of a sender
     tag: int
     members: tuple[int, ...]  # World ranks of the sender and the receiver; empty as long as no sender is chosen
     peer_rank: int  # World rank of the other end; -1 as long as no sender is chosen
     lane: Lane | None  # Lane of the message, or `Queue` of a receive from any source; None while it is in neither
-    order: int  # For a receive, the number from `ARRIVALS` of its message; 0 before
+    arrival_number: int  # For a receive, the number from `ARRIVALS` of its message; 0 before
     pattern: Call | None  # For a receive, the sender's call, once the message is known
     buffers: ReceiveBuffers | None  # Memory of a receive whose `like` is a tree or None
     flat: bool  # Whether its shape is open: it agrees with any shape with the same number of elements
-    at_once: bool  # Whether its data must move as soon as both ends meet, in no virtual time
+    moves_at_once: bool  # Whether its data must move as soon as both ends meet, in no virtual time
     request: Request | None  # Transfer over a wire, while it goes on
     wire: Wire  # Wire of that transfer
     tree_memory: Array | None  # Bytes of a tree as it travels, its form first; without `like`, made on arrival
     on_withdrawn: Callable[[], None] | None  # Called once the wire has withdrawn the transfer of a receive
-    over: trio.Event | None  # Set at the end of a transfer that is being stopped; None if it is not
+    transfer_over: trio.Event | None  # Set at the end of a transfer that is being stopped; None if it is not
     _given_out: object  # `out` as the program has passed it
     _use: object  # Keeps the group in use until the message ends
     __slots__ = tuple(__annotations__)
@@ -131,10 +131,12 @@ class Message(CollectiveFuture[T_co]):
     ) -> None:
         context, group = messages.context, messages.group
         self.state, self._taken = ISSUED, False
-        self._value = self._failure = self._waiters = self._callbacks = self._threads = self._anywhere = None
+        self._value = self._failure = self._waiters = self._callbacks = self._threads = self._thread_callbacks = None
         self.messages, self._use, self.port = messages, messages.use(), cast("Port", messages)
         self.kind, self.context, self.member = P2P, context, group
-        self.receives, self.peer, self.asked, self.tag, self.flat, self.lane = receives, peer, peer, tag, flat, None
+        self.receives, self.peer, self.given_peer, self.tag, self.flat, self.lane = (
+            receives, peer, peer, tag, flat, None
+        )  # fmt: skip
         if peer is None:
             self.members, self.peer_rank = (), -1
         else:
@@ -143,17 +145,17 @@ class Message(CollectiveFuture[T_co]):
         self.input, self.out, self._given_out = x, out, out  # type: ignore[assignment]  # checked later
         self.caller_out = self.input_changed = self.source = self.target = self.plan = None
         self.memory = self.awaited_ns = self.scope = self.poll = self.deadline_s = None
-        self.buffers = self.pattern = self.request = self.tree_memory = self.on_withdrawn = self.over = None
-        self.locked, self.at_once, self.order = (), False, 0
+        self.buffers = self.pattern = self.request = self.tree_memory = self.on_withdrawn = self.transfer_over = None
+        self.locked, self.moves_at_once, self.arrival_number = (), False, 0
         self.priority, self.algorithm, self.record, self.seq = priority, "direct", -1, 0
         self.name, default = "recv" if receives else "send", name is None
         if not default:
             self.name = checked_name(name, self.name)
         self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
         if context.closed:
-            raise context.end_error()
+            raise context.closed_rank_error()
         if type(priority) is not int and not isinstance(priority, int):
-            raise UsageError(f"priority: expected an integer, lower is more urgent, got {shown(priority)}")
+            raise UsageError(f"priority: expected an integer, lower is more urgent, got {argument_text(priority)}")
         if timeout_s is not None:
             if not (type(timeout_s) is float and 0 < timeout_s < _LONGEST_S):
                 check_timeout(timeout_s)
@@ -190,14 +192,14 @@ class Message(CollectiveFuture[T_co]):
         return {**super().flight_fields(), "op": op, "tag": self.tag, "any_source": self.peer is None}
 
     @property
-    def known(self) -> Known:
+    def known_calls(self) -> Known:
         """Calls with the same direction, peer and tag that the flight record has a number for."""
-        return self.messages.known(self)
+        return self.messages.known_calls(self)
 
     @property
-    def awaits(self) -> Sequence[int]:
+    def awaited_ranks(self) -> Sequence[int]:
         """World ranks that this rank waits for: it has arrived at the message, and they have not."""
-        return self.lane.missing(self) if MATCHING <= self.state <= STOPPING and self.lane is not None else ()
+        return self.lane.missing_ranks(self) if MATCHING <= self.state <= STOPPING and self.lane is not None else ()
 
     def agrees(self, sent: Call, flat: bool) -> bool:
         """Whether a message fits this receive: dtype and shape are equal, or the number of elements if a shape is open.
@@ -212,7 +214,7 @@ class Message(CollectiveFuture[T_co]):
         same_bytes = sent.key.dtype == call.key.dtype and sent.nbytes == call.nbytes and sent.form == call.form
         return same_bytes and (flat or self.flat)
 
-    def describe(self, pattern: Call, met_ns: int) -> RawMatch:
+    def describe_meeting(self, pattern: Call, met_ns: int) -> RawMatch:
         """Return the part of the message's timeline span that both ends share.
 
         Args:
@@ -224,14 +226,14 @@ class Message(CollectiveFuture[T_co]):
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
-    def lock(self) -> None:
+    def lock_arrays(self) -> None:
         """Make the arrays of the message read-only for everybody else until it ends."""
-        super().lock()
+        super().lock_arrays()
         arrays = () if self.buffers is None or self.context.arrays.shapes_only else tuple(self.buffers.arrays)
         if arrays and not any(each is arrays[0] for each in self.locked):
             self.locked += self.context.locks.lock(arrays)
 
-    def fit(self, pattern: Call) -> None:
+    def prepare_result(self, pattern: Call) -> None:
         """Set `pattern`, and for a receive without an array make a new one, with dtype and shape of `pattern`.
 
         Raises:
@@ -246,28 +248,28 @@ class Message(CollectiveFuture[T_co]):
 
     # -- its transfer over a wire --------------------------------------------------------------------------------------
 
-    def request_done(self, request: Request) -> None:
+    def on_transfer_end(self, request: Request) -> None:
         """End the message, because its transfer has ended. The wire calls this, in any thread.
 
         Another thread than the loop's only ends a message if that wakes nothing on the loop; else it posts it there.
         """
         context = self.context
-        is_usual = (  # ended here, for a short latency; all other ends need `transfer.request_ended`
+        is_usual = (  # ended here, for a short latency; all other ends need `transfer.end_message`
             request.error is None and not request.withdrawn  # the transfer has ended well
             and self.tree_memory is None  # there is no tree to unpack
-            and self.state <= RUNNING and self.over is None  # nobody has given it up
+            and self.state <= RUNNING and self.transfer_over is None  # nobody has given it up
             and self.lane is not None  # the loop has put it into its lane
         )  # fmt: skip
         if get_ident() != context.thread and not (is_usual and not self.end_wakes_loop):
-            context.from_thread(transfer.request_ended, self, request)
+            context.post_to_loop(transfer.end_message, self, request)
         elif is_usual:
             self.request = self.poll = None
             pattern, group = self.pattern or self.call, (self.member.name, self.members, self.tag)
-            # `describe`, inlined
+            # `describe_meeting`, inlined
             meeting = pattern.kind.text, self.algorithm, group, self.seq, pattern.nbytes, pattern.dtype, self.started_ns
             self.finish(context.now_ns(), meeting)
         else:
-            transfer.request_ended(self, request)
+            transfer.end_message(self, request)
 
     def poll_before_sleep(self) -> None:
         """Poll the wire for a moment, so that a message that comes soon need not wake the task that awaits it."""
@@ -275,35 +277,32 @@ class Message(CollectiveFuture[T_co]):
         if request is not None and not request.look():
             poll_wires({self.peer_rank: self.wire}, lambda: self.request is None)
 
-    def _block(self, timeout: float | None = None) -> bool:
-        """Wait in this thread until the message has ended; return False at the time limit.
+    def _wait_in_thread(self, timeout: float | None = None) -> bool:
+        """Return False at the time limit, in seconds.
 
         At first the thread waits in the wire, and ends the message itself: that is quicker than to be woken.
-
-        Args:
-            timeout: Seconds to wait at most; None: as long as it takes.
         """
         request, start_s = self.request, perf_counter()
         if request is not None:
             end_here, end_on_loop = request.settle_in_thread, request.settle
-            self.context.handover.wait_and_end(request.wait, timeout, end_here, end_on_loop)
+            self.context.handover.wait_and_end_operation(request.wait, timeout, end_here, end_on_loop)
         rest = None if timeout is None else max(0.0, start_s + timeout - perf_counter())
-        return self.state >= DONE or super()._block(rest)
+        return self.state >= DONE or super()._wait_in_thread(rest)
 
     # -- its end -------------------------------------------------------------------------------------------------------
 
-    def _is_over(self) -> bool:
+    def _unpack_or_return_message(self) -> bool:
         """Unpack the arrived message. Return whether `finish` has nothing left to do for this receive.
 
-        True: no task waits for this receive, so that the message was put back for the next one; or the tree cannot be
-        unpacked, and the receive has failed. False: `finish` ends the receive with the message.
+        That is so if no task waits for it, and the message was put back for the next receive, or if the tree cannot be
+        unpacked, and the receive has failed.
         """
-        if (self.state is UNWANTED or self.state is CANCELLING) and self._return_if_left():
+        if (self.state is UNWANTED or self.state is CANCELLING) and self._return_unwanted_message():
             return True
-        self.order = self.order or next(ARRIVALS)
+        self.arrival_number = self.arrival_number or next(ARRIVALS)
         if self.buffers is not None and self.pattern is not None and self.pattern.form:
             try:
-                self.caller_out = unpack(self.buffers, self.pattern.form, self.out, self.context.arrays)
+                self.caller_out = unpack_received_tree(self.buffers, self.pattern.form, self.out, self.context.arrays)
             except Exception as error:  # no memory, or an invalid form
                 self.fail(Failure(error))
                 return True
@@ -311,29 +310,28 @@ class Message(CollectiveFuture[T_co]):
 
     def fail(self, failure: Failure) -> None:
         """End with an error. But a receive that no task waits for leaves its lane instead, and the error is dropped."""
-        if not self._is_left:
+        if not self._wants_no_message:
             super().fail(failure)
-        elif not self._moves:  # while bytes move, the end of the transfer does this
-            self._leave_late()
+        elif not self._has_moving_bytes:  # while bytes move, the end of the transfer does this
+            self._finish_withdrawal()
 
     @property
-    def _moves(self) -> bool:
-        """Whether bytes of the message are under way."""
+    def _has_moving_bytes(self) -> bool:
         return self.scope is not None or self.request is not None
 
-    def drop(self) -> None:
+    def end_unreceived(self) -> None:
         """End a send that nobody will receive as if it had been received, unless it has failed or ended already."""
         if self.state < STOPPING:
-            self.context.flight.ended(self.record, self.context.now_ns())
+            self.context.flight.record_end(self.record, self.context.now_ns())
             settle_and_deliver(self, None)
-            self._stop()
+            self._stop_bytes()
 
-    def _stop(self) -> None:
-        """Stop the bytes of the message. Over a wire, a task withdraws the transfer, and waits until it has ended."""
+    def _stop_bytes(self) -> None:
+        """Over a wire, a task withdraws the transfer, and waits until it has ended."""
         if self.request is not None:
-            self.context.spawn(transfer.end_transfer, self)
+            self.context.spawn(transfer.stop_transfer, self)
         else:
-            super()._stop()
+            super()._stop_bytes()
 
     @property
     def end_wakes_loop(self) -> bool:
@@ -341,7 +339,7 @@ class Message(CollectiveFuture[T_co]):
         if self._waiters is not None or self._callbacks is not None or self.context.outstanding.draining:
             return True
         lane = self.lane
-        return lane is None or len(lane.lines[self.receives]) > 1 or lane.queue in self.messages.communicator.queues
+        return lane is None or len(lane.messages[self.receives]) > 1 or lane.queue in self.messages.communicator.queues
 
     # -- receives that no task waits for -------------------------------------------------------------------------------
 
@@ -362,76 +360,73 @@ class Message(CollectiveFuture[T_co]):
             and get_ident() == self.context.thread
             and (self.context.closed or self.inbox.has_message(self))
         ):
-            self.at_once = True
-            self._resume()
+            self.moves_at_once = True
+            self._rejoin_lane()
             if self.state < DONE:  # the message still moves: leave it to the next receive, as nobody waits here
-                self._await_cancelled()
+                self._on_await_cancelled()
         return super().done
 
     def cancel(self) -> bool:
         """Withdraw a receive, unless a message has met it (see `Future.cancel`)."""
-        return self.receives and (self.cancelled() or self.context.on_loop(self._cancel_on_loop))
+        return self.receives and (self.cancelled() or self.context.call_on_loop(self._cancel_on_loop))
 
-    def _await_cancelled(self) -> None:
-        """Handle a cancelled await: if nothing else uses a receive, it leaves its lane or returns its message.
+    def _on_await_cancelled(self) -> None:
+        """Let a receive that nothing else uses leave its lane, or return its message. On the loop's thread only.
 
-        A send, and a receive that is being cancelled or stopped, go on. On the loop's thread only.
+        A send, and a receive that is being cancelled or stopped, go on.
         """
         if not self.receives or self.state in (PARKED, CANCELLING, STOPPING) or self._has_user():
             return
         if self.lane is None and self.state < DONE:  # issued by another thread, and not on the loop yet
             self._await_cancelled_elsewhere()
         elif self.state < DONE:
-            if self._withdraw():
+            if self._withdraw_from_lane():
                 self._park()
             elif self.state is not UNWANTED:
                 self._enter(UNWANTED)
         elif self._failure is None and (use := self.messages.use()) is not None:  # None: the group has been dropped
             value = self._value
-            if replace_end(self, PARKED):  # False: a thread has taken the result just now
-                self._use, message = use, self._take_message(value)
+            if undo_end(self, PARKED):  # False: a thread has taken the result just now
+                self._use, message = use, self._copy_received_message(value)
                 self._reset_for_reissue()
-                self.inbox.give_back(self, message)
+                self.inbox.give_to_next_receive(self, message)
 
     def _await_cancelled_elsewhere(self) -> None:
         """Let the loop's thread handle a cancelled await, unless the loop has ended."""
         with suppress(PeerFailedError):  # the loop has ended
-            self.context.from_thread(self._await_cancelled)
+            self.context.post_to_loop(self._on_await_cancelled)
 
     def _has_user(self) -> bool:
-        """Whether a task, a thread, a callback or another operation waits for the result, or has taken it."""
-        if self._taken or self._waiters or self._threads or self._anywhere or self._has_callers():
+        """Whether a task, thread, callback or other operation waits for the result, or has taken it."""
+        if self._taken or self._waiters or self._threads or self._thread_callbacks or self._has_result_callbacks():
             return True
         return any(self in operation.inputs for operation in self.context.outstanding.operations)
 
-    def _claim(self) -> None:
-        """Let a receive that has left its lane, or is about to, take part again, because the program uses it.
-
-        Any thread may call this; the loop's thread carries it out.
-        """
+    def _prepare_for_use(self) -> None:
+        """Let a receive that has left its lane, or is about to, take part again. Any thread may call this."""
         if self.state is PARKED or self.state is UNWANTED:
             if get_ident() == self.context.thread:
-                self._resume()
+                self._rejoin_lane()
                 return
             try:
-                self.context.from_thread(self._resume)
+                self.context.post_to_loop(self._rejoin_lane)
             except PeerFailedError as ended:  # the loop has ended
                 settle(self, None, Failure(ended, seen=True))
 
-    def _resume(self) -> None:
-        """Let a receive take part again: in its old place, or, if it has left its lane, behind the receives there now.
+    def _rejoin_lane(self) -> None:
+        """Let a receive take part again, in its old place, or, if it has left its lane, behind the receives there now.
 
         It fails if the rank has ended, or its array may no longer be written.
         """
         if self.state is UNWANTED:
-            self._enter(RUNNING if self._moves else MATCHING)
+            self._enter(RUNNING if self._has_moving_bytes else MATCHING)
         if self.state is not PARKED:
             return
         self.out = self._given_out  # type: ignore[assignment]  # checked below
-        error: BaseException | None = self.context.end_error() if self.context.closed else None
+        error: BaseException | None = self.context.closed_rank_error() if self.context.closed else None
         if error is None and self.out is not None and not (type(self.out) is np.ndarray and self.out.flags.carray):
             try:
-                take_output(self)
+                set_output_array(self)
             except UsageError as refusal:  # the array may not be written any more
                 error = refusal.with_traceback(None)  # the traceback holds this frame, and so the message
         if error is not None:
@@ -439,25 +434,25 @@ class Message(CollectiveFuture[T_co]):
             settle_and_deliver(self, None, Failure(error, seen=True))
             return
         self._enter(ISSUED)
-        self.peer = self.asked
+        self.peer = self.given_peer
         if self.peer is None:
             self.members, self.peer_rank = (), -1
         self.messages.begin(self)
 
-    def _withdraw(self) -> bool | None:
-        """Remove the receive from its lane. Return True; False: a message has met it; None: the wire decides later.
+    def _withdraw_from_lane(self) -> bool | None:
+        """Return True; False if a message has met the receive; None if the wire decides later.
 
-        In the last case the wire calls `_leave_late` if no message has met the receive.
+        In the last case the wire calls `_finish_withdrawal` if no message has met the receive.
         """
         if self.state > ADMITTED:
-            withdrawn = self.inbox.withdraw_receive(self, self._leave_late)
+            withdrawn = self.inbox.withdraw_receive(self, self._finish_withdrawal)
             if not withdrawn:
                 return withdrawn
         self._leave_lane()
         return True
 
-    def _leave_late(self) -> None:
-        """Take the receive out of its lane, now that no transfer holds it; end it if it is cancelled, else park it.
+    def _finish_withdrawal(self) -> None:
+        """Take the receive, which no transfer holds any more, out of its lane; end it if it is cancelled, else park it.
 
         A parked receive takes part again at once if the program has begun to use it in the meantime.
         """
@@ -466,12 +461,12 @@ class Message(CollectiveFuture[T_co]):
         self._leave_lane()
         self._park_or_cancel()
         if self.state is PARKED and self._has_user():
-            self._resume()
+            self._rejoin_lane()
 
     def _leave_lane(self) -> None:
-        """Remove the receive from its lane; the next one there gets its place and its number."""
-        self.context.flight.ended(self.record, self.context.now_ns())
-        self.inbox.leave(self, None, gives_back=True)
+        """Give the receive's place and number to the next one there."""
+        self.context.flight.record_end(self.record, self.context.now_ns())
+        self.inbox.remove_message(self, None, frees_number=True)
 
     def _park(self) -> None:
         """Let the receive wait outside of any lane until the program uses it again."""
@@ -482,9 +477,9 @@ class Message(CollectiveFuture[T_co]):
         """Reset the values that `MessagePort.begin` sets when the receive takes part again."""
         if self.deadline_s is not None:
             self.context.deadlines.drop(self, self.deadline_s)
-        self.release()
+        self.release_arrays()
         self._value = self.awaited_ns = self.lane = self.pattern = self.tree_memory = None
-        self.order, self.at_once = 0, False
+        self.arrival_number, self.moves_at_once = 0, False
         self.priority -= self.port.stream.priority  # the next issue adds it again
 
     def _park_or_cancel(self) -> None:
@@ -492,69 +487,64 @@ class Message(CollectiveFuture[T_co]):
         cancelled = self.state is CANCELLING
         self._park()
         if cancelled:
-            self._end_cancelled()
+            self._end_as_cancelled()
 
     def _cancel_on_loop(self) -> bool:
-        """Cancel the receive on the loop's thread. Return False if it has met a message, or has failed.
+        """Return False if the receive has met a message, or has failed.
 
         If the wire decides only later, and a message has met the receive, that message goes to the next receive.
         """
         if self.state >= DONE or self.state in (CANCELLING, STOPPING):
             return self.state is CANCELLING or self.cancelled()
         if self.lane is None and self.state is not PARKED:  # issued by another thread, and not on the loop yet
-            self.release()
+            self.release_arrays()
         elif self.state is not PARKED:
-            withdrawn = self._withdraw()
+            withdrawn = self._withdraw_from_lane()
             if withdrawn is None:
                 self._enter(CANCELLING)
             if not withdrawn:
                 return withdrawn is None
             self._park()
-        self._end_cancelled()
+        self._end_as_cancelled()
         return True
 
-    def _end_cancelled(self) -> None:
-        """End the receive with `FutureCancelledError`."""
+    def _end_as_cancelled(self) -> None:
         settle_and_deliver(
             self, None, Failure(FutureCancelledError(f"{self.label} ({self.call_site}) was cancelled"), seen=True)
         )
 
     @property
-    def _is_left(self) -> bool:
+    def _wants_no_message(self) -> bool:
         """Whether the receive is being cancelled, or unwanted and without a user."""
         return self.state is CANCELLING or (self.state is UNWANTED and not self._has_user())
 
-    def _return_if_left(self) -> bool:
-        """Put the arrived message back if nobody uses the receive, or it is being cancelled. Return whether it did."""
-        if not self._is_left:
+    def _return_unwanted_message(self) -> bool:
+        """Put the arrived message back if the receive wants none. Return whether it did."""
+        if not self._wants_no_message:
             return False
         lane = self.lane
         assert lane is not None, "this is a bug in overlap: a message has arrived outside a lane"
-        message = self._take_message(None)
-        self.context.flight.ended(self.record, self.context.now_ns())
-        self.inbox.put_back(lane, message, giver=self)
-        self.inbox.leave(self, None)  # the next receive, if any, takes it
+        message = self._copy_received_message(None)
+        self.context.flight.record_end(self.record, self.context.now_ns())
+        self.inbox.put_back_message(lane, message, giver=self)
+        self.inbox.remove_message(self, None)  # the next receive, if any, takes it
         self._park_or_cancel()
         return True
 
-    def _take_message(self, value: object) -> Returned:
-        """Return the message that this receive has received, for another receive, with a copy of its data.
-
-        Args:
-            value: The result of this receive; None: it has none yet, and the data is in `out`.
-        """
-        self.order = self.order or next(ARRIVALS)
+    def _copy_received_message(self, value: object) -> Returned:
+        """Return the message for another receive: a copy of the result `value`, or of `out` if there is none yet."""
+        self.arrival_number = self.arrival_number or next(ARRIVALS)
         pattern = self.pattern
         assert pattern is not None, "this is a bug in overlap: a receive without a message returns it"
         if self.context.arrays.shapes_only:
-            return Returned(self.order, pattern, self.flat)
+            return Returned(self.arrival_number, pattern, self.flat)
         if value is None or not pattern.form:
-            data = np.array(as_input(value) if value is not None else self.out).reshape(-1)
+            data = np.array(as_input_array(value) if value is not None else self.out).reshape(-1)
         else:  # the leaves of a tree as one flat copy of bytes
-            leaves = [as_output(leaf, "like").reshape(-1).view(np.uint8) for leaf in leaves_of(value)]
+            leaves = [as_output_array(leaf, "like").reshape(-1).view(np.uint8) for leaf in leaves_of(value)]
             assert pattern.dtype is not None, "this is a bug in overlap: a received message has no dtype"
             data = np.concatenate(leaves).view(pattern.dtype)
-        return Returned(self.order, pattern, self.flat, data)
+        return Returned(self.arrival_number, pattern, self.flat, data)
 
 
 def pending_sends(outstanding: Outstanding) -> list[Message[object]]:

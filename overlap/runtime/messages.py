@@ -20,7 +20,7 @@ from ..collectives.kinds import P2P
 from ..collectives.reduce import check_dtype
 from ..errors import UsageError
 from ..flight.recorder import Known
-from .arguments import TAGS, check_peer, prepare, receive_like, take_output
+from .arguments import TAGS, check_peer, make_receive_target, prepare_input, set_output_array
 from .context import RankContext
 from .derived import check_same_world
 from .future import Future
@@ -32,8 +32,8 @@ from .message import Message
 from .outstanding import CallSite
 from .signature import CallSignature, CodePlace, signature_of
 from .state import DONE, MATCHING, QUEUED, RUNNING
-from .stream import OpenLane, Stream, Streams, activate
-from .transfer import MESSAGE_ALGORITHM, ReceiveBuffers, allocate_receive_memory, request_ended
+from .stream import OpenLane, Stream, Streams, start_operation
+from .transfer import MESSAGE_ALGORITHM, ReceiveBuffers, allocate_receive_memory, end_message
 from .tree_operation import tree_future
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .lane import Lane
 
 # Most peers and tags with calls that the flight record knows: a program may use a new tag for each message.
-_KNOWN = 256
+_MOST_KNOWN = 256
 _FORMS = (list, tuple, dict)
 
 MOST_TAGS: int = (1 << 31) + 1
@@ -80,7 +80,7 @@ class MessagePort:
     ) -> None:
         self.context: RankContext = context
         self.communicator: Inbox = inbox
-        self.stream: OpenLane = OpenLane(stream.name, stream.priority, stream.window, inbox.leave)
+        self.stream: OpenLane = OpenLane(stream.name, stream.priority, stream.window, inbox.remove_message)
         self.group: GroupRank = group
         self.use: ref[GroupUse] = use
         self.wires: dict[int, Wire | None] = {}
@@ -116,41 +116,42 @@ class MessagePort:
         shared, first = inbox.shared, inbox.enqueue(message)
         # record it
         if shared.intercept is not None:
-            shared.intercept.issued(inbox, message)
+            shared.intercept.on_issued(inbox, message)
         message.priority += self.stream.priority
         message.issued_ns = message.started_ns = now_ns = now_ns or context.now_ns()
         try:
             call_: object = message.call
         except AttributeError:  # its input does not exist yet
             call_ = None
-        known = self._known.get((message.receives, peer, message.tag)) or self.known(message)
-        message.record = context.flight.issued(message, known, call_, message.seq, now_ns)
+        known = self._known.get((message.receives, peer, message.tag)) or self.known_calls(message)
+        message.record = context.flight.record_issue(message, known, call_, message.seq, now_ns)
         if message.deadline_s is not None:
             context.deadlines.add(message, message.deadline_s)
         context.outstanding.operations[message] = None
         # let it arrive
         if not first:
             message._enter(QUEUED)
-            message.lock()
+            message.lock_arrays()
         elif isinstance(message.input, Future):
-            activate(message)
-        else:  # inlined from `activate`, and a message with another process from `Inbox.match`, for a short latency
+            start_operation(message)
+        else:
+            # inlined from `start_operation`, and a message with another process from `Inbox.match`, for a short latency
             message.state, lane = MATCHING, message.lane
             if request is not None and request.ended:
-                request_ended(message, request)
+                end_message(message, request)
             elif request is not None:
-                request.done = message.request_done
+                request.done = message.on_transfer_end
                 self.attach_request(message, request)
             # not for a wire, or the inbox must look at it first: at returned messages, lost ranks, early reports
             elif (
                 peer is None or not lane.by_wire or lane.returned  # type: ignore[union-attr]
-                or shared.intercept is not None or shared.left or shared.early or shared.broken
+                or shared.intercept is not None or shared.finished_ranks or shared.early_reports or shared.broken_errors
             ):  # fmt: skip
                 inbox.arrive(message)
             else:
-                self.transfer(message)
+                self.begin_transfer(message)
 
-    def transfer(self, message: Message[Any]) -> None:
+    def begin_transfer(self, message: Message[Any]) -> None:
         """Begin the transfer of a message over the wire to its peer. A small send may end at once.
 
         The message is the first of its lane, and has its call. An error of the wire fails the message; none is raised.
@@ -170,18 +171,18 @@ class MessagePort:
                 view = memoryview(data.reshape(-1).view(uint8))  # type: ignore[arg-type]
                 request = wire.begin_send(
                     peer, tag, view, priority=(message.priority << 64) + message.issued_ns, signature=signed[3],
-                    done=message.request_done,
+                    done=message.on_transfer_end,
                 )  # fmt: skip
             elif call.dtype is None:
-                message.lock()
+                message.lock_arrays()
                 request = wire.begin_recv(
-                    peer, tag, None, OPEN, signature=signed[3], done=message.request_done,
+                    peer, tag, None, OPEN, signature=signed[3], done=message.on_transfer_end,
                     allocate=partial(allocate_receive_memory, message),
                 )  # fmt: skip
             else:
                 message.pattern, out = call, cast("Array", message.out)
                 if call.form:
-                    message.lock()
+                    message.lock_arrays()
                     data = cast("Array", cast(ReceiveBuffers, message.buffers).message)
                 else:
                     if message.target is None:
@@ -190,13 +191,15 @@ class MessagePort:
                         message.locked = context.locks.lock((out,), out)
                     data = message.target
                 view = memoryview(data.reshape(-1).view(uint8))  # type: ignore[arg-type]
-                request = wire.begin_recv(peer, tag, view, data.nbytes, signature=signed[3], done=message.request_done)
+                request = wire.begin_recv(
+                    peer, tag, view, data.nbytes, signature=signed[3], done=message.on_transfer_end
+                )
         except Exception as error:  # no memory, or no wire between the ranks
             self.communicator.fail_broken_wire(message, error)
             return
         if request is None:  # a send that has left
-            message.finish(context.now_ns(), message.describe(call, message.started_ns))
-        elif not request.ended:  # an ended one has called `request_done`
+            message.finish(context.now_ns(), message.describe_meeting(call, message.started_ns))
+        elif not request.ended:  # an ended one has called `on_transfer_end`
             self.attach_request(message, request)
 
     def attach_request(self, message: Message[Any], request: Request) -> None:
@@ -208,7 +211,7 @@ class MessagePort:
         if message.state is MATCHING:
             message.state = RUNNING
         if not (message.receives or message.flat):
-            message.lock()
+            message.lock_arrays()
         if (here := self.communicator.here) is not None and message.peer_rank not in here:
             message.poll = message.poll_before_sleep
 
@@ -225,12 +228,12 @@ class MessagePort:
         """Return the name of the queue of receives from any source with the tag of `receive`."""
         return QueueName(self.group_id, self.group.rank, receive.tag)
 
-    def known(self, message: Message[Any]) -> Known:
+    def known_calls(self, message: Message[Any]) -> Known:
         """Return the calls that the flight record knows of a message's direction, peer and tag; make them if needed."""
         ends = message.receives, message.peer, message.tag
         known = self._known.get(ends)
         if known is None:
-            if len(self._known) >= _KNOWN:
+            if len(self._known) >= _MOST_KNOWN:
                 del self._known[next(iter(self._known))]
             known = self._known[ends] = Known()
         return known
@@ -243,7 +246,7 @@ class MessagePort:
         Only the loop can begin a send whose input is a future.
         """
         in_place = None if isinstance(message.input, Future) else partial(self._begin_in_place, message)
-        message.issue_elsewhere(in_place, partial(self.begin, message))
+        message.issue_from_thread(in_place, partial(self.begin, message))
 
     def _begin_in_place(self, message: Message[Any]) -> bool:
         """Begin a message in this thread if that takes no step that only the loop may do. Return whether it has begun.
@@ -252,7 +255,7 @@ class MessagePort:
         source waits for such a message, and no task is woken by its deadline or waits for the end of the rank.
         """
         context, peer = self.context, message.peer
-        if context.closed or peer is None or context.deadlines.wakes(message.deadline_s):
+        if context.closed or peer is None or context.deadlines.needs_earlier_wakeup(message.deadline_s):
             return False
         wire = self.wires[peer] if peer in self.wires else self.wire(peer)
         # `label[1]`: the world ranks of the group
@@ -291,8 +294,8 @@ class Messages:
     ) -> None:
         self._context, self._inbox, self._streams = context, inbox, streams
         self._group, self._use = group, use
-        self._opened: dict[Stream, MessagePort] = {}
-        self._kept: dict[object, KnownMessage] = {}
+        self._ports: dict[Stream, MessagePort] = {}
+        self._known_messages: dict[object, KnownMessage] = {}
 
     def with_default_stream(self, stream: Stream, group: GroupRank) -> Self:
         """Return the messages of the same group, with another default stream.
@@ -303,12 +306,11 @@ class Messages:
         """
         other = copy(self)
         other._group, other._streams = group, self._streams.with_default_stream(stream)
-        other._opened, other._kept = {}, {}
+        other._ports, other._known_messages = {}, {}
         return other
 
-    def _open(self, stream: Stream) -> MessagePort:
-        """Return the port of the messages on a stream."""
-        port = self._opened[stream] = MessagePort(self._context, self._inbox, stream, self._group, ref(self._use))
+    def _open_port(self, stream: Stream) -> MessagePort:
+        port = self._ports[stream] = MessagePort(self._context, self._inbox, stream, self._group, ref(self._use))
         return port
 
     def reissue(
@@ -317,7 +319,7 @@ class Messages:
         """Begin a message like an earlier one, from any thread, unless that needs the event loop.
 
         Args:
-            key: The key under which `keep` has kept the earlier message.
+            key: The key under which `keep_for_reissue` has kept the earlier message.
             tensor: A contiguous CPU tensor of PyTorch, with the dtype and size of the earlier message.
             timeout_s: Time in seconds within which the message must end.
             caller: Frame of the program's line, the same line as before.
@@ -326,7 +328,7 @@ class Messages:
         Returns:
             See `KnownMessage.begin`.
         """
-        known = self._kept.get(key)
+        known = self._known_messages.get(key)
         try:
             address = 0 if known is None else tensor.data_ptr()
         except RuntimeError:  # torch has no address for it
@@ -334,28 +336,23 @@ class Messages:
         if known is None or not address:  # address 0: a tensor without elements, or with its memory freed
             return None
         data = bytes_at(address, known.nbytes)
-        begin = partial(self._begin_again, known, data, tensor, timeout_s, caller, waits=waits)
-        return self._context.handover.in_place(begin, None)
+        begin = partial(self._begin_known_message, known, data, tensor, timeout_s, caller, waits=waits)
+        return self._context.handover.run_in_place(begin, None)
 
-    def _begin_again(
+    def _begin_known_message(
         self, known: KnownMessage, data: memoryview, tensor: Any, timeout_s: float, caller: FrameType, *, waits: bool
     ) -> Message[Any] | int | None:
-        """Begin a known message in this thread, in the loop's place; see `reissue` and `KnownMessage.begin`.
-
-        Args:
-            known: The known message.
-            data: Memory of the tensor.
-            tensor: The tensor.
-            timeout_s: Time in seconds within which the message must end.
-            caller: Frame of the program's line.
-            waits: Whether the thread waits for the message next.
-        """
+        """Begin a message in the loop's place, unless it needs the loop; see `reissue` and `KnownMessage.begin`."""
         context = self._context
-        if context.closed or context.deadlines.wakes(timeout_s) or not known.wire.takes_threads(known.peer):
+        if (
+            context.closed
+            or context.deadlines.needs_earlier_wakeup(timeout_s)
+            or not known.wire.takes_threads(known.peer)
+        ):
             return None
-        return known.begin(data, context.step, partial(known.future, tensor, timeout_s, caller), waits=waits)
+        return known.begin(data, context.step, partial(known.make_future, tensor, timeout_s, caller), waits=waits)
 
-    def keep(self, key: object, message: Message[Any], priority: int = 0) -> None:
+    def keep_for_reissue(self, key: object, message: Message[Any], priority: int = 0) -> None:
         """Keep the facts of a message, so that later messages like it begin faster (`reissue`).
 
         Nothing is kept of the first message in a lane, of a receive from any source, or before the wire is known.
@@ -366,13 +363,13 @@ class Messages:
             priority: Priority that the caller gave the message, without that of its stream.
         """
         # not `message.peer`: that of a receive from any source is set once a sender is chosen
-        peer = message.asked
+        peer = message.given_peer
         wire = None if peer is None else message.messages.wires.get(peer)
         # `seq` is 0 for the first message in a lane
-        if peer is not None and wire is not None and message.seq and key not in self._kept:
-            if len(self._kept) >= _KNOWN:
-                self._kept.clear()
-            self._kept[key] = KnownMessage(message, peer, wire, priority)
+        if peer is not None and wire is not None and message.seq and key not in self._known_messages:
+            if len(self._known_messages) >= _MOST_KNOWN:
+                self._known_messages.clear()
+            self._known_messages[key] = KnownMessage(message, peer, wire, priority)
 
     def send(
         self,
@@ -403,36 +400,31 @@ class Messages:
             check_peer(group, "dst", dst, tag, tags)
             dst, tag = int(dst), int(tag)  # 1.0 would be the same as 1
         lane = self._streams.default if stream is None else self._streams.find(stream)
-        port = self._opened.get(lane) or self._open(lane)
+        port = self._ports.get(lane) or self._open_port(lane)
         message: Message[Any] = Message(port, False, dst, tag, x, None, priority, name, timeout_s, caller, flat)
         key: object = None
         if type(x) is ndarray and x.flags.carray:
             message.source, message.call = x, call(P2P.text, None, x.dtype, x.shape, 2)
             if port.wires.get(dst) is not None:  # a send like an earlier one over this wire takes a shorter path
                 key = port, dst, tag, message.call, priority, message.name, message.place
-                known = self._kept.get(key)
+                known = self._known_messages.get(key)
                 if known is not None and get_ident() == context.thread and self._begin_known_send(known, message):
                     return message
         elif isinstance(x, Future):
             check_same_world(x, context.thread)
         else:
-            prepare(message)
+            prepare_input(message)
         if get_ident() == context.thread:
             port.begin(message)
         else:
             port.begin_from_thread(message)
         if key is not None and not flat:
-            self.keep(key, message, priority)
+            self.keep_for_reissue(key, message, priority)
         return message
 
     @staticmethod
     def _begin_known_send(known: KnownMessage, message: Message[Any]) -> bool:
-        """Begin a send like an earlier one, on the loop's thread. Return whether it has begun; it may also have ended.
-
-        Args:
-            known: The facts of the earlier send.
-            message: The new send, which has its call and its array.
-        """
+        """Return whether the send has begun; it may also have ended. On the loop's thread only."""
         data = memoryview(cast("Array", message.source).reshape(-1).view(uint8))  # type: ignore[arg-type]
         begun = known.begin(data, message.step, lambda: message)
         if type(begun) is int:  # it has left, and never was in its lane
@@ -463,7 +455,7 @@ class Messages:
         if type(like) is ndarray:
             check_dtype(like.dtype, "like")
         else:
-            out = receive_like(like, context.arrays)
+            out = make_receive_target(like, context.arrays)
             if type(out) is ReceiveBuffers:
                 buffers, out = out, out.packed  # the packed arrays are received as one
         peer = 0 if src is None else src  # any valid rank, for the check
@@ -471,16 +463,16 @@ class Messages:
             check_peer(group, "src", peer, tag, tags)
             src, tag = None if src is None else int(src), int(tag)
         lane = self._streams.default if stream is None else self._streams.find(stream)
-        port = self._opened.get(lane) or self._open(lane)
+        port = self._ports.get(lane) or self._open_port(lane)
         message: Message[Any] = Message(port, True, src, tag, None, out, priority, name, timeout_s, caller, flat)
         message.buffers = buffers
         if out is not None and not (type(out) is ndarray and out.flags.carray):
-            take_output(message)
+            set_output_array(message)
         out = message.out
         if buffers is None and type(out) is ndarray:
             message.call = call(P2P.text, None, out.dtype, out.shape, 2)
         else:
-            prepare(message)
+            prepare_input(message)
         if get_ident() == context.thread:
             port.begin(message)
         else:

@@ -53,7 +53,7 @@ class NotAValue:
             raise TypeError(f"a future has no length; {_FIRST}")
 
 
-def _missing(name: str) -> property:
+def _refusing_property(name: str) -> property:
     """Return a property that raises `AttributeError`, for an attribute that values have, such as `shape`."""
 
     def refuse(future: object) -> NoReturn:
@@ -65,4 +65,4 @@ def _missing(name: str) -> property:
 # One property for each name: in a class with `__getattr__`, every other attribute takes five times as long to read.
 for _name in {*dir(np.ndarray), *dir(dict), *dir(list)}:
     if not _name.startswith("_"):
-        setattr(NotAValue, _name, _missing(_name))
+        setattr(NotAValue, _name, _refusing_property(_name))

@@ -30,14 +30,14 @@ from ..collectives.kinds import GATHER, PERMUTE, REDUCE, Collective
 from ..collectives.reduce import Array
 from ..errors import PeerFailedError, UsageError
 from ..flight.recorder import Known
-from ..ranklist import listed
+from ..ranklist import format_rank_list
 from ..timeline.recording import RawMatch, RawSpan
 from .derived import futures_in
-from .event_loop import Cancels
+from .event_loop import Cancellable
 from .failure import Failure
 from .future import Future, source_of
 from .handover import OperationRun
-from .memory.arrays import read_only
+from .memory.arrays import as_read_only
 from .outstanding import CallSite, IssuedFuture, checked_name, code_place
 from .settling import settle_and_deliver
 from .state import DONE, FOLLOWS, ISSUED, MATCHING, RUNNING, STOPPING, UNWANTED
@@ -76,12 +76,12 @@ class _Nowhere:
 
     members: tuple[int, ...] = ()
     identity = variant = ""
-    position = place = 0
+    position = match_index = 0
 
     def __init__(self) -> None:
         self.communicator = self.stream = self
 
-    def finished(self, operation: Operation, failure: Failure | None) -> None:
+    def on_operation_end(self, operation: Operation, failure: Failure | None) -> None:
         """Do nothing: the operation has not begun."""
 
 
@@ -128,7 +128,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
     step: int | None  # Step of the rank in which it was issued
     deadline_s: float | None  # Time within which it must end
     awaited_ns: int | None  # Instant at which the program began to wait for it
-    scope: Cancels | None  # Stops its bytes; None while they do not move
+    scope: Cancellable | None  # Stops its bytes; None while they do not move
     poll: Callable[[], None] | None  # Looks whether it has progressed; an await calls this before it sleeps
     algorithm: str  # Name in the timeline
     record: int  # Number in the flight record
@@ -143,7 +143,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
         issued: IssuedFuture[T_co] = self  # the base class, which declares some of the attributes
         # of a future that has not ended
         issued.state, self._taken = ISSUED, False
-        self._value = self._failure = self._waiters = self._callbacks = self._threads = self._anywhere = None
+        self._value = self._failure = self._waiters = self._callbacks = self._threads = self._thread_callbacks = None
         # its arguments, as far as they are known
         self.kind, self.input, self.out = kind, x, out  # type: ignore[assignment]  # checked later
         self.caller_out = self.input_changed = self.source = self.target = self.memory = self.plan = None
@@ -174,9 +174,9 @@ class CollectiveFuture(IssuedFuture[T_co]):
         return self.port.communicator.identity
 
     @property
-    def known(self) -> Known:
+    def known_calls(self) -> Known:
         """Calls of the operation's port that the flight record has a number for."""
-        return self.port.known
+        return self.port.known_calls
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -200,11 +200,11 @@ class CollectiveFuture(IssuedFuture[T_co]):
         return map(source_of, futures_in(self.input))
 
     @property
-    def awaits(self) -> Sequence[int]:
+    def awaited_ranks(self) -> Sequence[int]:
         """World ranks that this rank waits for: it has arrived at the operation, and they have not."""
-        return self.port.communicator.missing(self.seq) if MATCHING <= self.state <= STOPPING else ()
+        return self.port.communicator.missing_ranks(self.seq) if MATCHING <= self.state <= STOPPING else ()
 
-    def concerns(self, ranks: Container[int]) -> bool:
+    def involves_any(self, ranks: Container[int]) -> bool:
         """Whether any of these world ranks takes part in the operation."""
         return any(rank in ranks for rank in self.members)
 
@@ -222,40 +222,34 @@ class CollectiveFuture(IssuedFuture[T_co]):
             "form": "" if call is None else str(call),
             "group": self.member.name,
             "variant": self.port.communicator.variant,
-            "members": listed(self.members),
+            "members": format_rank_list(self.members),
             "key": self.identity,
             "nbytes": 0 if call is None else call.nbytes,
             "site": self.call_site,
         }
 
-    def _block(self, timeout: float | None = None) -> bool:
-        """Wait in this thread until the operation has ended; return False at the time limit.
+    def _wait_in_thread(self, timeout: float | None = None) -> bool:
+        """Return False at the time limit, in seconds.
 
         At first the thread waits in the engine, if the operation runs there: that is quicker than to be woken.
-
-        Args:
-            timeout: Seconds to wait at most; None: as long as it takes.
         """
         run, start_s = self.scope, perf_counter()
         if isinstance(run, OperationRun):
-            run.wait_here(self.context.handover, timeout)
-        return self.state >= DONE or super()._block(
+            run.wait_in_engine(self.context.handover, timeout)
+        return self.state >= DONE or super()._wait_in_thread(
             None if timeout is None else max(0.0, start_s + timeout - perf_counter())
         )
 
-    def _try_to_end(self) -> bool:
-        """Poll once for the end, before a task sleeps. Return whether the operation has ended.
+    def _poll_for_end(self) -> bool:
+        """Poll once before a task sleeps, and record the start of its wait. Return whether the operation has ended.
 
-        If not, the start of the task's wait is recorded.
-
-        Raises:
-            UsageError: If the task runs on another thread than the operation's event loop.
+        Raise `UsageError` if the task runs on another thread than the operation's event loop.
         """
         if get_ident() != self.context.thread:
-            return super()._try_to_end()  # this raises
+            return super()._poll_for_end()  # this raises
         # a receive that no task awaited any more (its states follow UNWANTED) takes part again
         if self.state >= UNWANTED:
-            self._claim()
+            self._prepare_for_use()
         if self.poll is not None:
             self.poll()
         if self.state >= DONE:
@@ -266,7 +260,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
 
     # -- life --------------------------------------------------------------------------------------------------
 
-    def issue_elsewhere(self, in_place: Callable[[], bool] | None, on_loop: Callable[[], None]) -> None:
+    def issue_from_thread(self, in_place: Callable[[], bool] | None, on_loop: Callable[[], None]) -> None:
         """Issue an operation from another thread than the loop's: in that thread if possible, else soon on the loop.
 
         The arrays are locked at once in both cases.
@@ -279,31 +273,28 @@ class CollectiveFuture(IssuedFuture[T_co]):
         Raises:
             PeerFailedError: If the loop has ended.
         """
-        if in_place is not None and self.context.handover.in_place(in_place, False):
+        if in_place is not None and self.context.handover.run_in_place(in_place, False):
             return
-        self.lock()
+        self.lock_arrays()
         try:
-            self.context.from_thread(self._issue_late, on_loop)
+            self.context.post_to_loop(self._issue_on_loop, on_loop)
         except PeerFailedError:
-            self.release()
+            self.release_arrays()
             raise
 
-    def _issue_late(self, issue: Callable[[], None]) -> None:
-        """Issue on the event loop what a thread has called; fail the operation if the rank has ended by then.
-
-        Nothing happens if the operation was cancelled in the meantime.
-        """
+    def _issue_on_loop(self, issue: Callable[[], None]) -> None:
+        """Issue what a thread has called, unless it was cancelled; fail it if the rank has ended by then."""
         if self.state < DONE and not self.context.closed:
             issue()
         elif self.state < DONE:
-            self.release()
-            settle_and_deliver(self, None, Failure(self.context.end_error(), seen=True))
+            self.release_arrays()
+            settle_and_deliver(self, None, Failure(self.context.closed_rank_error(), seen=True))
 
     def arrive(self) -> None:
         """Match the operation with those of the other ranks, now that its input exists."""
         self.port.arrive(self)
 
-    def fit(self, pattern: Call) -> None:
+    def prepare_result(self, pattern: Call) -> None:
         """Set `target`, the array for the result: `out`, or a new array; None on a rank without a result.
 
         In a permute, a rank to which no rank sends gets zeros, which are written here.
@@ -318,13 +309,13 @@ class CollectiveFuture(IssuedFuture[T_co]):
         if self.target is None:
             has_result = (kind is not REDUCE and kind is not GATHER) or self.call.root == position
             if self.out is None and pattern.dtype is not None and has_result:
-                self.out = self.context.arrays.empty(pattern.result_at(position), pattern.dtype)
+                self.out = self.context.arrays.empty(pattern.result_shape_at(position), pattern.dtype)
             self.target = self.out
         zeros = kind is PERMUTE and position not in {dst for _, dst in pattern.pairs}
         if zeros and not self.context.arrays.shapes_only:  # no rank sends to it
             cast(Array, self.target)[...] = 0
 
-    def describe(self, pattern: Call, met_ns: int) -> RawMatch:
+    def describe_meeting(self, pattern: Call, met_ns: int) -> RawMatch:
         """Return the part of the operation's timeline span that all ranks share.
 
         Args:
@@ -337,14 +328,14 @@ class CollectiveFuture(IssuedFuture[T_co]):
         """End the operation with its result: record the span, unlock the arrays, let the stream go on, wake waiters.
 
         It fails instead if its input was changed while it was read. Nothing happens if it has ended already. Only the
-        loop's thread, or a thread in its place, may call this. For a short latency, the steps of `release`, `settle`
-        and `_deliver` are written out here.
+        loop's thread, or a thread in its place, may call this. For a short latency, the steps of `release_arrays`,
+        `settle` and `_deliver` are written out here.
 
         Args:
             end_ns: Instant of the end.
-            meeting: The result of `describe`.
+            meeting: The result of `describe_meeting`.
         """
-        if self.state >= DONE or (self.receives and self._is_over()):
+        if self.state >= DONE or (self.receives and self._unpack_or_return_message()):
             return
         if self.input_changed is not None and self.input_changed():
             message = f"x: was changed while {self.label} ({self.call_site}) was reading it; await that first"
@@ -354,36 +345,36 @@ class CollectiveFuture(IssuedFuture[T_co]):
         code, instruction = self.place
         info = (meeting, self.issued_ns, self.priority, code, instruction, self.awaited_ns, self.step)
         span: RawSpan = "comm", stream.name, self.name, started_ns, end_ns, info
-        context.flight.carried(self.record, started_ns, end_ns, span)
+        context.flight.record_success(self.record, started_ns, end_ns, span)
         if self.call.shared and not context.arrays.shapes_only:
-            self.out = read_only(cast(Array, self.out))
+            self.out = as_read_only(cast(Array, self.out))
         value = self.out if self.caller_out is None else self.caller_out
-        # unlock first: a waiter may need the same arrays at once; inlined from `release`, for a short latency
+        # unlock first: a waiter may need the same arrays at once; inlined from `release_arrays`, for a short latency
         if self.locked:
             context.locks.unlock(self.locked)
             self.locked = ()
         self.input = self.source = self.target = self.out = self.caller_out = self.input_changed = self.memory = None
         # settle, inlined: only the loop, or a thread in its place, ends it
         if not FOLLOWS[self.state][DONE]:
-            self._refuse(DONE)
+            self._refuse_transition(DONE)
         issued: IssuedFuture[T_co] = self  # which declares the state
         self._value, issued.state = value, DONE
         if self._threads is not None:
-            self._wake_threads()
-        if self._anywhere is not None:
-            self._call_anywhere()
+            self._notify_threads()
+        if self._thread_callbacks is not None:
+            self._run_thread_callbacks()
         # deliver, inlined where nothing waits for the stream
         if self.deadline_s is not None:
             context.deadlines.drop(self, self.deadline_s)
         if stream.queue or stream.in_flight is None or context.outstanding.draining:
-            stream.finished(self, None)
+            stream.on_operation_end(self, None)
         else:
             del context.outstanding.operations[self], stream.in_flight[self]
         # notify, inlined for tasks alone, the most frequent case: no callbacks, and no failure to be marked as seen
         waiters = self._waiters
         if waiters is not None or self._callbacks is not None:
             if get_ident() != context.thread:  # added after `end_wakes_loop` was false
-                context.from_thread(self._notify)
+                context.post_to_loop(self._notify)
             elif self._callbacks is not None:
                 self._notify()
             else:
@@ -391,16 +382,16 @@ class CollectiveFuture(IssuedFuture[T_co]):
                 for task in waiters or ():
                     reschedule(task)
 
-    def _is_over(self) -> bool:
-        """Whether a receive ends in another way than with the message that has arrived; see `Message._is_over`."""
+    def _unpack_or_return_message(self) -> bool:
+        """Whether a receive ends otherwise than with its message; see `Message`."""
         return False
 
     @property
     def end_wakes_loop(self) -> bool:
         """Whether the end of the operation wakes tasks, callbacks or the stream, which only the loop may do."""
-        return self._waiters is not None or self._callbacks is not None or self.port.stream.end_wakes
+        return self._waiters is not None or self._callbacks is not None or self.port.stream.end_needs_loop
 
-    def start_moving(self, scope: Cancels | None) -> None:
+    def start_moving(self, scope: Cancellable | None) -> None:
         """Enter the state RUNNING, because the operation's bytes begin to move.
 
         Args:
@@ -422,65 +413,64 @@ class CollectiveFuture(IssuedFuture[T_co]):
         """
         if self.state >= DONE:
             return
-        if self._moves:
+        if self._has_moving_bytes:
             if self.state is not STOPPING:
                 self._enter(STOPPING)
                 self._failure = failure  # the outcome once its bytes have stopped
-                self._stop()
+                self._stop_bytes()
         else:
-            self.context.flight.ended(self.record, -self.context.now_ns())
-            self.release()
+            self.context.flight.record_end(self.record, -self.context.now_ns())
+            self.release_arrays()
             settle_and_deliver(self, None, failure)
 
     def expire(self, error: BaseException) -> None:
         """Fail because of a deadline; all present and later operations of the communicator fail, too."""
         if self.state < DONE:
-            self.port.communicator.give_up(self, Failure(error))
+            self.port.communicator.give_up_waiting(self, Failure(error))
 
     def abandon(self, error: BaseException) -> None:
         """Fail because the world has ended. Waiting tasks get the error before they are cancelled.
 
         The arrays are released once the operation's bytes have stopped moving.
         """
-        self.port.communicator.forget(self.seq)
+        self.port.communicator.forget_operation(self.seq)
         settle_and_deliver(self, None, Failure(error, seen=True))
-        if self._moves:
-            self._stop()
+        if self._has_moving_bytes:
+            self._stop_bytes()
         else:
-            self.release()
+            self.release_arrays()
 
     @property
-    def _moves(self) -> bool:
-        """Whether its bytes move."""
+    def _has_moving_bytes(self) -> bool:
         return self.scope is not None
 
-    def _stop(self) -> None:
-        """Stop its bytes, soon."""
+    def _stop_bytes(self) -> None:
+        """Cancel the movement of bytes; `on_bytes_stopped` is called once they have stopped."""
         if self.scope is not None:
             self.scope.cancel()
 
-    def stopped(self) -> None:
+    def on_bytes_stopped(self) -> None:
         """Record that the operation's bytes have stopped moving. If it has failed, it ends now."""
         self.scope = self.poll = None
         if self.state is STOPPING:
             assert self._failure is not None, "it stops because it has failed"
             self.fail(self._failure)
         elif self.state >= DONE:
-            self.release()
+            self.release_arrays()
 
     def _deliver(self) -> None:
         """Report the end to the stream and the deadlines, and wake the tasks and callbacks that wait."""
         if self.deadline_s is not None:
             self.context.deadlines.drop(self, self.deadline_s)
-        self.port.stream.finished(self, self._failure)
+        self.port.stream.on_operation_end(self, self._failure)
         if self._waiters is not None or self._callbacks is not None:
             if get_ident() == self.context.thread:
                 self._notify()
             else:
-                self.context.from_thread(self._notify)
+                self.context.post_to_loop(self._notify)
 
     # -- memory --------------------------------------------------------------------------------------------------
-    def lock(self) -> None:
+    def lock_arrays(self) -> None:
         """Make the operation's arrays read-only for everybody else until it ends.
 
         May be called again, for arrays that did not exist before.
@@ -502,7 +492,7 @@ class CollectiveFuture(IssuedFuture[T_co]):
         source = self.source
         return self.out is None and source is not None and source.nbytes <= PAYLOAD_BYTES
 
-    def release(self) -> None:
+    def release_arrays(self) -> None:
         """Unlock the arrays, and drop all references to them, once no bytes move any more."""
         if self.locked:
             self.context.locks.unlock(self.locked)

@@ -14,11 +14,11 @@ import trio
 from transports import TransportError
 from transports.failures import REPORT_BUG
 
-from ..errors import DeadlineError, OverlapError, PeerError, UsageError, shown, text_of
-from ..ranklist import listed
-from ..timeline.recording import call_site
+from ..errors import DeadlineError, OverlapError, PeerError, UsageError, argument_text, error_text
+from ..ranklist import format_rank_list
+from ..timeline.recording import format_call_site
 from .failure import Failure, FailureCause
-from .future import Future, consumers, is_waited_for
+from .future import Future, dependent_futures, is_waited_for
 from .settling import has_failed_nursery, settle
 from .state import ADMITTED, BLOCKED, CANCELLING, DONE, QUEUED, STOPPING, UNWANTED, OperationState, TransitionError
 
@@ -34,11 +34,11 @@ TURNS = 3
 """Turns of the event loop after which a task that the program has just started has run, and a task that it has started.
 """
 
-_CAUSES = 64  # most causes in peers and deadlines that a rank remembers
-_LISTED = 4  # most unfinished operations of a rank in a report
+_MOST_CAUSES = 64  # most causes in peers and deadlines that a rank remembers
+_MOST_LISTED = 4  # most unfinished operations of a rank in a report
 
 # Texts for operations that wait for no rank, by state; a state without a text is not mentioned.
-_DESCRIBED: dict[OperationState, str] = {
+_STATE_TEXTS: dict[OperationState, str] = {
     QUEUED: "is queued",
     ADMITTED: "is queued",
     BLOCKED: "waits for its input",
@@ -61,7 +61,7 @@ class IssuedFuture(Future[T_co]):
     @property
     def call_site(self) -> str:
         """Origin as "file:line"."""
-        return call_site(*self.place)
+        return format_call_site(*self.place)
 
     @property
     def inputs(self) -> Iterable[Future[object]]:
@@ -69,7 +69,7 @@ class IssuedFuture(Future[T_co]):
         return ()
 
     @property
-    def awaits(self) -> Sequence[int]:
+    def awaited_ranks(self) -> Sequence[int]:
         """World ranks that the operation waits for."""
         return ()
 
@@ -80,14 +80,14 @@ class IssuedFuture(Future[T_co]):
 
     def describe_state(self, now_ns: int) -> str:
         """Return the present state in words, such as "waits for rank 3", or "" if there is nothing to report."""
-        awaited = self.awaits
+        awaited = self.awaited_ranks
         if not awaited:
-            return _DESCRIBED.get(self.state, "")
+            return _STATE_TEXTS.get(self.state, "")
         waited_s = seconds_since(self.since_ns, now_ns)
-        ranks = f"{'rank' if len(awaited) == 1 else 'ranks'} {listed(awaited)}"
+        ranks = f"{'rank' if len(awaited) == 1 else 'ranks'} {format_rank_list(awaited)}"
         return f"has waited {waited_s} s for {ranks}" if waited_s else f"waits for {ranks}"
 
-    def concerns(self, ranks: Container[int]) -> bool:
+    def involves_any(self, ranks: Container[int]) -> bool:
         """Whether any of these world ranks takes part in the operation."""
         return False
 
@@ -96,8 +96,8 @@ class IssuedFuture(Future[T_co]):
         operation = f"{self.label} ({self.call_site}) of rank {self.context.rank}"
         raise AssertionError(f"{operation} has no deadline, and one has expired: {REPORT_BUG}")
 
-    def _report(self, error: TransitionError) -> None:
-        """Add label, line and rank to an error about a forbidden change of state, and let it end the rank."""
+    def _report_transition_error(self, error: TransitionError) -> None:
+        """Add label, line and rank to the error, and let it end the rank."""
         error.operation = f"{self.label} ({self.call_site}) of rank {self.context.rank}"
         self.context.report_bug(error)
 
@@ -116,14 +116,16 @@ class Outstanding:
         doing: Lines on the operations that were unfinished when the rank was abandoned.
     """
 
-    __slots__ = ("_causes", "_changed", "_cut_off", "_unseen", "daemons", "doing", "draining", "operations")
+    __slots__ = (
+        "_broken_wire_operation", "_causes", "_changed", "_unseen", "daemons", "doing", "draining", "operations"
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.operations: dict[IssuedFuture[object], None] = {}
         self.daemons: dict[IssuedFuture[object], None] = {}
         self.draining: bool = False
         self.doing: list[str] = []
-        self._cut_off = ""  # name and line of the first operation that failed with a broken wire
+        self._broken_wire_operation = ""  # name and line of the first operation that failed with a broken wire
         self._unseen: dict[FailureCause, Failure] = {}  # the first failure of each unseen cause, oldest cause first
         self._causes: dict[object, FailureCause] = {}  # causes in peers and deadlines, by `_cause_key`
         self._changed = trio.Event()
@@ -140,14 +142,16 @@ class Outstanding:
             if not operation.runs_code:
                 self._share_cause(failure)
             if not failure.seen:
-                failure.cause.keep_in(self._unseen, failure)
+                failure.cause.add_to_unseen(self._unseen, failure)
             if isinstance(failure.error, TransportError):
-                self._cut_off = self._cut_off or f"{operation.label} ({operation.call_site})"
+                self._broken_wire_operation = (
+                    self._broken_wire_operation or f"{operation.label} ({operation.call_site})"
+                )
         self._changed.set()
 
-    def fail(self, failure: Failure) -> None:
+    def record_failure(self, failure: Failure) -> None:
         """Let `drain` raise the error of a failure that belongs to no operation."""
-        failure.cause.keep_in(self._unseen, failure)
+        failure.cause.add_to_unseen(self._unseen, failure)
         self._changed.set()
 
     async def drain(self, waits: Callable[[IssuedFuture[object]], bool] | None = None) -> None:
@@ -205,11 +209,11 @@ class Outstanding:
             if is_waited_for(user) or has_failed_nursery(user):
                 return True
             visited.add(user)
-            pending += [*users.get(user, ()), *consumers(user)]
+            pending += [*users.get(user, ()), *dependent_futures(user)]
         return False
 
     def _share_cause(self, failure: Failure) -> None:
-        """Let a failure share the cause of earlier failures for the same reason, if the reason is a peer or a deadline.
+        """Let a failure whose reason is a peer or a deadline share the cause of earlier failures for the same reason.
 
         So all of them count as seen once one is. If this one has been seen, the earlier ones are marked as seen.
         """
@@ -218,7 +222,7 @@ class Outstanding:
             return
         earlier = self._causes.get(key)
         if earlier is None:
-            if len(self._causes) >= _CAUSES:
+            if len(self._causes) >= _MOST_CAUSES:
                 del self._causes[next(iter(self._causes))]
             self._causes[key] = failure.cause
         elif failure.seen:
@@ -226,9 +230,9 @@ class Outstanding:
         else:
             failure.cause = earlier
 
-    def abandon(self, error: Callable[[], BaseException]) -> None:
+    def abandon_all(self, error: Callable[[], BaseException]) -> None:
         """Fail all unfinished operations because the world has ended; `error` makes a new error for each."""
-        self.doing = self.doing or self.lines()
+        self.doing = self.doing or self.operation_lines()
         for operation in reversed(list(self.operations)):  # the last first: an end would start the operation after it
             operation.abandon(error())
 
@@ -241,7 +245,7 @@ class Outstanding:
         for operation in list(self.operations):
             settle(operation, None, Failure(error(), seen=True))
 
-    def lines(self, now_ns: int | None = None) -> list[str]:
+    def operation_lines(self, now_ns: int | None = None) -> list[str]:
         """Return a line for each of the oldest unfinished operations, and a line with the number of the others.
 
         Args:
@@ -249,26 +253,26 @@ class Outstanding:
         """
         operations = [operation for operation in list(self.operations) if operation.state < DONE]
         lines = []
-        for operation in operations[:_LISTED]:
+        for operation in operations[:_MOST_LISTED]:
             state = "" if now_ns is None else operation.describe_state(now_ns)
             lines.append(f"{operation.label} ({operation.call_site}){'; ' if state else ''}{state}")
-        rest = len(operations) - _LISTED
+        rest = len(operations) - _MOST_LISTED
         return [*lines, f"and {rest} more"] if rest > 0 else lines
 
-    def awaits(self) -> list[int]:
+    def awaited_ranks(self) -> list[int]:
         """Return the world ranks that any operation waits for, ascending."""
-        return sorted({rank for operation in list(self.operations) for rank in operation.awaits})
+        return sorted({rank for operation in list(self.operations) for rank in operation.awaited_ranks})
 
-    def waiting_operation(self, ranks: Container[int]) -> str:
+    def describe_waiting_operation(self, ranks: Container[int]) -> str:
         """Return the name and line of an operation that waits for one of these world ranks, which are lost.
 
         If there is none: that of an operation in which one of them takes part; else of the first operation that failed
         with a broken wire; else "".
         """
         operations = list(self.operations)
-        waiting = [operation for operation in operations if any(rank in ranks for rank in operation.awaits)]
-        named = waiting or [operation for operation in operations if operation.concerns(ranks)]
-        return f"{named[0].label} ({named[0].call_site})" if named else self._cut_off
+        waiting = [operation for operation in operations if any(rank in ranks for rank in operation.awaited_ranks)]
+        named = waiting or [operation for operation in operations if operation.involves_any(ranks)]
+        return f"{named[0].label} ({named[0].call_site})" if named else self._broken_wire_operation
 
 
 def _operations_failed_with(
@@ -281,7 +285,6 @@ def _operations_failed_with(
 
 
 def _users_by_input(operations: Iterable[IssuedFuture[object]]) -> dict[Future[object], list[IssuedFuture[object]]]:
-    """Return, for each future that is an input of some operation, the operations that use it."""
     users: dict[Future[object], list[IssuedFuture[object]]] = {}
     for operation in operations:
         for source in operation.inputs:
@@ -295,13 +298,13 @@ def _cause_key(error: BaseException) -> object:
     After a deadline, the operation that took too long and all operations after it fail for that one reason.
     """
     if isinstance(error, DeadlineError):
-        return text_of(error)
+        return error_text(error)
     if not isinstance(error, PeerError):
         return None
     cause = error.__cause__
     if isinstance(cause, DeadlineError):  # a later operation, failed by the one that took too long
-        return text_of(cause)
-    return type(error), error.culprit, "" if cause is None else f"{type(cause).__name__}: {text_of(cause)}"
+        return error_text(cause)
+    return type(error), error.culprit, "" if cause is None else f"{type(cause).__name__}: {error_text(cause)}"
 
 
 def is_own_error(error: BaseException) -> bool:
@@ -325,7 +328,7 @@ def checked_name(name: object, otherwise: str) -> str:
         UsageError: If the name is no text.
     """
     if not isinstance(name, str):
-        raise UsageError(f"name: expected a text, got {shown(name)}")
+        raise UsageError(f"name: expected a text, got {argument_text(name)}")
     return name or otherwise
 
 
@@ -338,16 +341,16 @@ def code_place(site: CallSite) -> tuple[CodeType, int]:
     if isinstance(site, tuple) and len(site) == 2 and isinstance(site[0], CodeType):
         return site
     if not isinstance(site, str):
-        raise UsageError(f'call_site: expected a frame or "file:line", got {shown(site)}')
-    return _place_from_text(site)
+        raise UsageError(f'call_site: expected a frame or "file:line", got {argument_text(site)}')
+    return _code_place_from_text(site)
 
 
 @lru_cache(maxsize=1024)
-def _place_from_text(text: str) -> tuple[CodeType, int]:
-    """Return an empty code object whose file and line are those of `text`, "file:line", and the instruction 0."""
+def _code_place_from_text(text: str) -> tuple[CodeType, int]:
+    """Return an empty code object with the file and line of `text`, "file:line", and the instruction 0."""
     file, _, line = text.rpartition(":")
     if not file or not line.isdecimal():
-        raise UsageError(f'call_site: expected a frame or "file:line", got {shown(text)}')
+        raise UsageError(f'call_site: expected a frame or "file:line", got {argument_text(text)}')
     return compile("", file, "exec").replace(co_firstlineno=int(line), co_linetable=b""), 0
 
 
@@ -360,11 +363,11 @@ def check_timeout(timeout_s: float) -> None:
     """Raise `UsageError` unless `timeout_s` is a positive, finite number of seconds."""
     number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
     if not number or not timeout_s > 0 or not isfinite(timeout_s):
-        raise UsageError(f"timeout_s: expected a positive number of seconds, or None, got {shown(timeout_s)}")
+        raise UsageError(f"timeout_s: expected a positive number of seconds, or None, got {argument_text(timeout_s)}")
 
 
 class Deadlines:
-    """Deadlines of the operations of one rank. On the loop's thread only, except `wakes`.
+    """Deadlines of the operations of one rank. On the loop's thread only, except `needs_earlier_wakeup`.
 
     There is a queue for each timeout, because programs give most operations the same one. A queue is in the order of
     its deadlines by itself, and an operation that ends before its deadline is dropped in one step.
@@ -394,11 +397,11 @@ class Deadlines:
         self._next_s = due_s
         if self._scope is None:
             self._scope = trio.CancelScope()
-            operation.context.spawn(self._watch, self._scope)
+            operation.context.spawn(self._wait_for_deadlines, self._scope)
         else:
             self._wait.deadline = due_s
 
-    def wakes(self, timeout_s: float | None) -> bool:
+    def needs_earlier_wakeup(self, timeout_s: float | None) -> bool:
         """Whether `add` with this timeout would start or wake the task. Any thread may call this."""
         if timeout_s is None:
             return False
@@ -418,16 +421,16 @@ class Deadlines:
         if self._scope is not None:
             self._scope.cancel()
 
-    async def _watch(self, scope: trio.CancelScope) -> None:
-        """Expire operations when their deadlines pass. `add` wakes it for an earlier deadline."""
+    async def _wait_for_deadlines(self, scope: trio.CancelScope) -> None:
+        """Expire operations when their deadlines pass. `add` wakes this task for an earlier deadline."""
         with scope:
             while True:
                 with trio.CancelScope(deadline=self._next_s) as self._wait:
                     await trio.sleep_forever()
                 # in virtual time the rounded deadline may lie a little after the present time
-                self._expire(max(trio.current_time(), self._next_s))
+                self._expire_due(max(trio.current_time(), self._next_s))
 
-    def _expire(self, now_s: float) -> None:
+    def _expire_due(self, now_s: float) -> None:
         """Fail the operations whose deadlines have passed, and set the next deadline."""
         for timeout_s, queue in list(self._queues.items()):
             due = [operation for operation, due_s in queue.items() if due_s <= now_s]

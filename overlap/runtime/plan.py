@@ -27,7 +27,7 @@ class CallPlan(ABC):
     Attributes:
         call: The call that all ranks agree on; it has all its values.
         lasts: Whether the plan also serves later operations with this call, so that it is kept.
-        together: Whether one `start` runs the operations of all ranks, which are in this process and have arrived.
+        runs_all_ranks: Whether one `start` runs the operations of all ranks, which have arrived in this process.
         signature: Signature of the last operation.
         place: Line of the last operation; None before.
         takes_memory: Whether an operation may have addresses in place of arrays; see `CollectiveFuture.memory`.
@@ -43,7 +43,7 @@ class CallPlan(ABC):
     """
 
     lasts: bool = True
-    together = False
+    runs_all_ranks = False
     signature: CallSignature
     place: CodePlace | None = None
     takes_memory: bool = False
@@ -57,15 +57,15 @@ class CallPlan(ABC):
     def __init__(self, call: Call) -> None:
         self.call: Call = call
 
-    def sign(self, place: CodePlace) -> CallSignature:
+    def signature_at(self, place: CodePlace) -> CallSignature:
         """Return the signature of the plan's call at a line; it is kept, as most operations have the line before."""
         if self.place != place:
             self.signature, self.place = signature_of(self.call, place), place
         return self.signature
 
-    def make_spare(self, operation: Operation) -> OperationRun:
+    def make_spare_run(self, operation: Operation) -> OperationRun:
         """Return a new value of `spare`, which serves `operation` first. Plans with `submit` override this."""
-        raise AssertionError(f"{type(self).__name__} of {operation} does not override make_spare: {REPORT_BUG}")
+        raise AssertionError(f"{type(self).__name__} of {operation} does not override make_spare_run: {REPORT_BUG}")
 
     def record_end(self, operation: Operation) -> None:  # noqa: B027 - a plan may note nothing
         """Update `noted` at the end of an operation; called if `gives_only`, or if any operation is noted."""
@@ -76,21 +76,21 @@ class CallPlan(ABC):
 
         Args:
             match: The match of the operation.
-            operation: The operation of this rank. If the plan runs all ranks `together`, that of the last arrival.
+            operation: The operation of this rank. With `runs_all_ranks`, that of the last arrival.
 
         Raises:
             Unfit: The operation of another rank cannot take part.
             Exception: This operation cannot run: no memory, no wire that joins the ranks, no schedule that fits.
         """
 
-    def finish_now(self, operation: Operation) -> bool:
+    def try_to_finish(self, operation: Operation) -> bool:
         """Carry out an operation at once, without a match, if it need not wait for another rank. Return whether it did.
 
         After False, `start` must follow: the operation may have begun, and `start` goes on with it.
         """
         return False
 
-    def takes_threads(self) -> bool:
+    def runs_in_any_thread(self) -> bool:
         """Whether an operation may be started, and may end, in any thread, because that starts and wakes no task."""
         return False
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ..collectives.reduce import Array
 from ..defaults import DEFAULT_WINDOW
-from ..errors import UsageError, shown
+from ..errors import UsageError, argument_text
 from ..flight.recorder import Known
 from ..timeline.recording import Recorder
 from ..timeline.span import Clock as ClockName
@@ -31,10 +31,10 @@ from .group import Group, Mesh
 from .memory.arrays import common_array, shape_only
 from .memory.buffer_pool import BufferPoolStatistics
 from .outstanding import CallSite, checked_name
-from .settling import advance
+from .settling import change_state
 from .state import QUEUED
 from .stream import Stream, Streams
-from .task import Errors, TaskFuture, check_errors
+from .task import Errors, TaskFuture, check_errors_option
 
 if TYPE_CHECKING:
     from ..state.rank_state import RankState
@@ -206,15 +206,15 @@ class Rank(GroupCalls):
             advice = "pass the function itself: rank.compute(f, x), not rank.compute(f(x))"
             raise UsageError(f"fn: expected a function, got {type(fn).__name__}; {advice}")
         if inspect.iscoroutinefunction(fn):
-            name = getattr(fn, "__name__", shown(fn))  # a partial of one has no name
+            name = getattr(fn, "__name__", argument_text(fn))  # a partial of one has no name
             raise UsageError(f"fn: expected a plain function, got the async function {name}; await it instead")
         if stream is not None and not (isinstance(stream, str) and stream):
-            raise UsageError(f"stream: expected the name of a compute stream, got {shown(stream)}")
+            raise UsageError(f"stream: expected the name of a compute stream, got {argument_text(stream)}")
         if errors != "raise":
-            check_errors(errors)
+            check_errors_option(errors)
         context, default = self._context, self._compute.default
         if context.closed:
-            raise context.end_error()
+            raise context.closed_rank_error()
         label = str(getattr(fn, "__name__", type(fn).__name__))
         if name is not None:
             label = checked_name(name, label)
@@ -227,28 +227,27 @@ class Rank(GroupCalls):
         operation.stream, operation.prompt = stream, errors == "raise" and on_loop and context.program_line is None
         operation.lock_arguments()
         if on_loop:
-            self._submit(operation)
+            self._submit_compute(operation)
         else:
-            context.from_thread(self._submit, operation)
+            context.post_to_loop(self._submit_compute, operation)
         return operation
 
-    def _submit(self, operation: ComputeFuture[T]) -> None:
-        """Submit a compute to its stream, and record it; fail it if the rank has ended. On the loop's thread only.
+    def _submit_compute(self, operation: ComputeFuture[T]) -> None:
+        """Submit a compute to its stream; fail it if the rank has ended. On the loop's thread only.
 
-        Raises:
-            UsageError: If the compute has no valid cost on the virtual clock. The compute has ended then.
+        Raise `UsageError` if it has no valid cost on the virtual clock. It has ended then.
         """
         context = self._context
         if context.closed:
-            operation.abandon(context.end_error())
-        if not advance(operation, QUEUED):  # that, or cancelled in the meantime
+            operation.abandon(context.closed_rank_error())
+        if not change_state(operation, QUEUED):  # that, or cancelled in the meantime
             return
         context.outstanding.operations[operation] = None
         operation.issued_ns = now_ns = context.now_ns()
-        operation.record = context.flight.issued(operation, self._computes, operation.name, 0, now_ns)
+        operation.record = context.flight.record_issue(operation, self._computes, operation.name, 0, now_ns)
         try:
             streams, name = self._compute, operation.stream
-            (streams.default if name is None else streams.find(name)).submit(operation)
+            (streams.default if name is None else streams.get_or_make(name)).submit(operation)
         except UsageError as error:
             operation.abandon(error)  # the call raises it
             raise
@@ -283,21 +282,21 @@ class Rank(GroupCalls):
         if not callable(fn):
             advice = "pass the function itself: rank.spawn(f, x), not rank.spawn(f(x))"
             raise UsageError(f"fn: expected an async function, got {type(fn).__name__}; {advice}")
-        check_errors(errors)
+        check_errors_option(errors)
         context = self._context
         if get_ident() != context.thread:
             raise UsageError(
                 "spawn: only the thread of the rank's event loop starts tasks; call it in an async function"
             )
         if context.closed:
-            raise context.end_error()
+            raise context.closed_rank_error()
         label = str(getattr(fn, "__name__", "task"))
         caller = _getframe(1) if call_site is None else call_site
         task: TaskFuture[T] = TaskFuture(
             context,
             label if name is None else checked_name(name, label),
             caller,
-            prompt=errors == "raise" and context.prompt,
+            prompt=errors == "raise" and context.fails_promptly,
             daemon=bool(daemon),
         )
         task.start(fn, args)
@@ -315,7 +314,7 @@ class Rank(GroupCalls):
         """
         if self._backend.shapes_only:
             return shape_only(shape, dtype)
-        loan = self._communicators.engine.loan
+        loan = self._communicators.engine.loan_shared_memory
         shared = common_array(loan, np.empty(0, dtype).dtype, shape) if common else None
         return np.zeros(shape, dtype) if shared is None else shared
 
@@ -334,7 +333,7 @@ class Rank(GroupCalls):
         if not isinstance(start_ns, int) or not isinstance(end_ns, int):
             raise UsageError(
                 "start_ns, end_ns: expected integers (nanoseconds, as rank.now_ns() returns), "
-                f"got {shown(start_ns)}, {shown(end_ns)}"
+                f"got {argument_text(start_ns)}, {argument_text(end_ns)}"
             )
         if end_ns < start_ns:
             raise UsageError(f"record: end_ns {end_ns} lies before start_ns {start_ns}; pass the start first")
@@ -422,13 +421,13 @@ class Rank(GroupCalls):
             UsageError: If `index` is no integer.
         """
         if not isinstance(index, (int, np.integer)):
-            raise UsageError(f"index: expected an integer, got {shown(index)}")
+            raise UsageError(f"index: expected an integer, got {argument_text(index)}")
         index = int(index)
         context = self._context
         started_ns = context.now_ns()
         context.open_steps.append((index, started_ns))
-        # `flight.step` returns the step before; a spawned task gets its step from the context variable, as a copy
-        before, outer = context.flight.step(index), context.step
+        # `record_step` returns the step before; a spawned task gets its step from the context variable, as a copy
+        before, outer = context.flight.record_step(index), context.step
         context.step, outside = index, STEP_OF_TASK.get()
         STEP_OF_TASK.set((context, index))
         self._backend.on_step_begin(context)
@@ -437,5 +436,5 @@ class Rank(GroupCalls):
         finally:
             context.step = outer
             STEP_OF_TASK.set(outside)
-            context.flight.step(before)
+            context.flight.record_step(before)
             context.end_step(index, started_ns)

@@ -58,7 +58,8 @@ class Settling:
     """Base of futures: the state, the outcome, and the tasks, threads and callbacks that wait."""
 
     __slots__ = (
-        "_anywhere", "_callbacks", "_failure", "_nursery_failed", "_taken", "_threads", "_value", "_waiters", "state",
+        "_callbacks", "_failure", "_nursery_failed", "_taken", "_thread_callbacks", "_threads", "_value", "_waiters",
+        "state",
     )  # fmt: skip
 
     state: OperationState  # Changed by streams, engines and the functions below
@@ -69,7 +70,7 @@ class Settling:
         self._taken = False  # whether the result was given to a task, a thread, a callback or another operation
         self._value: object = None
         self._failure: Failure | None = None
-        self._anywhere: list[partial[None]] | None = None  # callbacks that the settling thread may run
+        self._thread_callbacks: list[partial[None]] | None = None  # callbacks that the settling thread may run
         self._waiters: list[Task] | None = None  # tasks that await the future
         self._callbacks: list[Callable[[], None]] | None = None  # callbacks for the loop's thread
         self._threads: dict[threading.Lock, None] | None = None  # for each waiting thread a lock that it waits for
@@ -85,54 +86,38 @@ class Settling:
         return "result"
 
     @property
-    def _present(self) -> OperationState:
+    def _shown_state(self) -> OperationState:
         """State that is shown to programs."""
         return self.state
 
-    def _source(self) -> Future[Any]:
-        """Return the future that has the state of this one: itself, but for items of another result."""
+    def _state_owner(self) -> Future[Any]:
+        """Return the future that has the state: itself, but for items of another result."""
         return cast("Future[Any]", self)
 
-    def _claim(self) -> None:
-        """Prepare for a use of the result by the program or another operation. Any thread may call this.
-
-        Receives that have left their lane take part again.
-        """
+    def _prepare_for_use(self) -> None:
+        """Let a receive that has left its lane take part again. Any thread may call this."""
 
     def _await_cancelled_elsewhere(self) -> None:
         """Handle a cancelled await of a task on another thread's loop. Any thread may call this."""
 
     def _enter(self, state: OperationState) -> None:
-        """Change to a state in which the operation has not ended; for ends see `_settle`.
-
-        Raises:
-            TransitionError: If `state` may not follow the present state.
-        """
+        """Change to a state that is no end (see `_settle`); raise `TransitionError` if it may not follow."""
         if not FOLLOWS[self.state][state]:
-            self._refuse(state)
+            self._refuse_transition(state)
         self.state = state
 
-    def _refuse(self, state: OperationState) -> NoReturn:
-        """Raise a `TransitionError`, because `state` may not follow the present state."""
+    def _refuse_transition(self, state: OperationState) -> NoReturn:
         error = TransitionError(self.state, state)
-        self._report(error)
+        self._report_transition_error(error)
         raise error
 
     def _settle(
         self, value: object, failure: Failure | None = None, before: OperationState = DONE, alone: bool = False
     ) -> bool:
-        """Set the outcome, and notify the threads that wait. Any thread may call this.
+        """Set the outcome, and notify the threads that wait. `_deliver` must follow, on the loop or in its place.
 
-        `_deliver` must follow, on the loop's thread or in its place.
-
-        Args:
-            value: The result.
-            failure: The failure; None: the operation went well.
-            before: Do nothing if the future is in this state or a later one.
-            alone: Whether no other thread can settle the future. Then no lock is needed, which halves the time.
-
-        Returns:
-            Whether the future has this outcome now; False if nothing was done.
+        Any thread may call this. If no other thread can settle the future (`alone`), no lock is needed, which halves
+        the time. Return False if nothing was done, because the future was in the state `before` or a later one.
         """
         state = DONE
         if failure is not None:
@@ -145,39 +130,38 @@ class Settling:
             self._value, self._failure = value, failure
             # any end may follow MATCHING, the most frequent state here: no look at the table
             if self.state is not MATCHING and not FOLLOWS[self.state][state]:
-                self._refuse(state)
+                self._refuse_transition(state)
             self.state = state
         finally:
             if not alone:
                 LOCK.release()
         if self._threads is not None:
-            self._wake_threads()
-        if self._anywhere is not None:
-            self._call_anywhere()
+            self._notify_threads()
+        if self._thread_callbacks is not None:
+            self._run_thread_callbacks()
         return True
 
-    def _report(self, error: TransitionError) -> None:
-        """Add the label of this future to an error about a forbidden change of state."""
+    def _report_transition_error(self, error: TransitionError) -> None:
+        """Add the label of this future to the error."""
         error.operation = self.label
 
     def _deliver(self) -> None:
-        """Notify tasks and callbacks of a settled future. Called in the loop's thread, or in one in its place.
+        """Notify tasks and callbacks of a settled future, in the loop's thread or in one in its place.
 
         Subclasses that belong to a stream override this, to let the stream start its next operation first.
         """
         self._notify()
 
-    def _wake_threads(self) -> None:
-        """Release the threads that wait for this future."""
+    def _notify_threads(self) -> None:
         with LOCK:
             waiting = list(self._threads or ())
         for ended in waiting:
             ended.release()
 
-    def _call_anywhere(self) -> None:
+    def _run_thread_callbacks(self) -> None:
         """Run the callbacks that any thread may run, in the thread that has settled the future."""
         with LOCK:
-            callbacks, self._anywhere = self._anywhere, None
+            callbacks, self._thread_callbacks = self._thread_callbacks, None
         for callback in callbacks or ():
             callback()
 
@@ -190,40 +174,40 @@ class Settling:
             for task in waiters:
                 reschedule(task)
         if self._callbacks is not None:
-            self._taken = self._taken or self._has_callers()  # a callback gets the result: no other receive may get it
+            # a callback gets the result: no other receive may get it
+            self._taken = self._taken or self._has_result_callbacks()
             with LOCK:
                 callbacks, self._callbacks = self._callbacks, None
             for callback in callbacks or ():
                 callback()
 
     def _add_callback(self, callback: Callable[[], None]) -> None:
-        """Add a callback for the end. The caller holds `LOCK`."""
+        """The caller holds `LOCK`."""
         if self._callbacks is None:
             self._callbacks = [callback]
         else:
             self._callbacks.append(callback)
 
-    def _has_callers(self) -> bool:
-        """Whether any callback uses the result."""
+    def _has_result_callbacks(self) -> bool:
         return any(type(callback) is not Onlooker for callback in self._callbacks or ())
 
-    def _take_callback(self, callback: Callable[[], None]) -> bool:
-        """Remove a callback. Return False if it was removed before, as the end of the future does."""
+    def _remove_callback(self, callback: Callable[[], None]) -> bool:
+        """Return False if it was removed before, as the end of the future does."""
         with LOCK:
             if self._callbacks is None or callback not in self._callbacks:
                 return False
             self._callbacks.remove(callback)
             return True
 
-    def _block(self, timeout: float | None = None) -> bool:
-        """Wait in this thread until the future is settled; return False at the time limit of `timeout` seconds."""
+    def _wait_in_thread(self, timeout: float | None = None) -> bool:
+        """Wait until the future is settled; return False at the time limit of `timeout` seconds."""
         ended = threading.Lock()  # released at the end: no other primitive of threads costs less
         ended.acquire()
         with LOCK:
             self._threads = {**(self._threads or {}), ended: None}
         try:
             # A future settled before the lock was registered would never release it: look at the state first.
-            self._claim()  # from here on the result has a user
+            self._prepare_for_use()  # from here on the result has a user
             if self.state < DONE:
                 wait_for_lock(ended, timeout)
         finally:
@@ -249,7 +233,7 @@ def wait_for_lock(lock: threading.Lock, timeout_s: float | None = None) -> None:
             return
 
 
-wait_until_settled: Callable[..., bool] = Settling._block
+wait_until_settled: Callable[..., bool] = Settling._wait_in_thread
 """Wait in this thread until a future is settled; return False at the time limit in seconds."""
 
 settle: Callable[..., bool] = Settling._settle
@@ -280,19 +264,19 @@ def settle_and_deliver(future: Settling, value: object, failure: Failure | None 
     return True
 
 
-def replace_end(future: Settling, state: OperationState) -> bool:
+def undo_end(future: Settling, state: OperationState) -> bool:
     """Put a future that is done back into `state`, unless something uses its result. Return whether it was put back.
 
     Any thread may call this. The lock makes sure that no other thread adds a callback in between, which is such a use.
     """
     with LOCK:
-        if future._taken or future._anywhere or future._has_callers():
+        if future._taken or future._thread_callbacks or future._has_result_callbacks():
             return False
         future._enter(state)
         return True
 
 
-def advance(future: Settling, state: OperationState) -> bool:
+def change_state(future: Settling, state: OperationState) -> bool:
     """Change the state of a future that has not ended; `state` is no end, either. Any thread may call this.
 
     Returns:
@@ -302,7 +286,7 @@ def advance(future: Settling, state: OperationState) -> bool:
         if future.state >= DONE:
             return False
         if not FOLLOWS[future.state][state]:  # inlined from `_enter`, for a short latency
-            future._refuse(state)
+            future._refuse_transition(state)
         future.state = state
         return True
 

@@ -14,12 +14,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from transports.matching.protocol import ProtocolError
-from transports.signature import parts_agree
+from transports.matching.protocol import BROKEN_PROTOCOL, ProtocolError
+from transports.signature import fingerprints_agree
 
 from ..collectives.call import Call
 from ..collectives.kinds import BARRIER
-from ..timeline.recording import call_site
+from ..timeline.recording import format_call_site
 
 CodePlace: TypeAlias = tuple[CodeType, int]
 
@@ -39,7 +39,7 @@ class CallSignature:
             counts, options and algorithm; one of 20 bits of dtype, number of elements, operator and form; one of 20
             bits of the shape. A part of 0 is open: it agrees with any. A rank that only receives, without an array,
             leaves the last two open; a flat message leaves the shape open.
-        text: At most `TEXT_BYTES` bytes, which `parse` reads.
+        text: At most `TEXT_BYTES` bytes, which `parse_signature` reads.
         call: The call; None in a signature of another process whose call was too long for the text.
         what: The call as errors show it.
         site: "file:line" that issued it; of another process perhaps only the end of that.
@@ -56,14 +56,14 @@ class CallSignature:
 
     def agrees(self, theirs: int) -> bool:
         """Whether a call with the fingerprint `theirs` agrees with this one."""
-        return parts_agree(self.fingerprint, theirs)
+        return fingerprints_agree(self.fingerprint, theirs)
 
     @cached_property
     def text(self) -> bytes:
         """The signature as bytes for another process; a long file name is cut at its beginning."""
-        from .signature_text import encode  # of use between processes only
+        from .signature_text import encode_signature  # of use between processes only
 
-        return encode(self.call, self.what, self.site, flat=self.flat)
+        return encode_signature(self.call, self.what, self.site, flat=self.flat)
 
     def __repr__(self) -> str:
         return f"<Signature {self.what} at {self.site}>"
@@ -86,7 +86,7 @@ def signature_of(call: Call, place: CodePlace | str, *, flat: bool = False) -> C
     if found is None:
         if len(_signatures) >= _CACHED:
             _signatures.clear()
-        site = code if isinstance(code, str) else call_site(code, instruction)
+        site = code if isinstance(code, str) else format_call_site(code, instruction)
         found = _signatures[key] = CallSignature(fingerprint(call, flat=flat), call, str(call), site, flat)
     return found
 
@@ -113,7 +113,7 @@ def _hash(values: object, bits: int) -> int:
 
 
 @lru_cache(maxsize=_CACHED)
-def parse(text: bytes, expected: int | None = None) -> CallSignature:
+def parse_signature(text: bytes, expected: int | None = None) -> CallSignature:
     """Return the signature that a message of another process carries.
 
     Args:
@@ -123,14 +123,14 @@ def parse(text: bytes, expected: int | None = None) -> CallSignature:
     Raises:
         ProtocolError: If the text is cut, too long, of another version, or does not belong to the fingerprint.
     """
-    from .signature_text import decode  # of use between processes only
+    from .signature_text import decode_signature  # of use between processes only
 
     try:
-        call, what, site, flat, is_tree = decode(text)
+        call, what, site, flat, is_tree = decode_signature(text)
         bits = (expected or 0) if call is None else fingerprint(call, flat=flat)
         found = CallSignature(bits, call, what, site, flat, is_tree)
         if expected is not None and found.fingerprint != expected:
             raise ValueError(f"{found.what} has the fingerprint {found.fingerprint:016x}, not {expected:016x}")
     except Exception as error:  # any that the bytes of a peer can raise
-        raise ProtocolError(f"the signature of a message is invalid: {error}") from error
+        raise ProtocolError(f"the signature of a message is invalid: {error}; {BROKEN_PROTOCOL}") from error
     return found

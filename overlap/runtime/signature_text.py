@@ -44,7 +44,7 @@ class SignatureText(msgspec.Struct, array_like=True):
     file: str = ""  # End of the name of the file
 
 
-def encode(called: Call | None, what: str, site: str, *, flat: bool) -> bytes:
+def encode_signature(called: Call | None, what: str, site: str, *, flat: bool) -> bytes:
     """Return a signature as at most `TEXT_BYTES` bytes. Of a long call the beginning stays, of a long path the end.
 
     Args:
@@ -70,7 +70,7 @@ def encode(called: Call | None, what: str, site: str, *, flat: bool) -> bytes:
     return msgspec.msgpack.encode(text)
 
 
-def decode(text: bytes) -> tuple[Call | None, str, str, bool, bool]:
+def decode_signature(text: bytes) -> tuple[Call | None, str, str, bool, bool]:
     """Decode the text of a signature.
 
     Returns:

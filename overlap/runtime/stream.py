@@ -21,11 +21,11 @@ from functools import partial
 from typing import Any
 
 from ..defaults import DEFAULT_WINDOW
-from ..errors import UsageError, shown
-from .arguments import prepare_late
+from ..errors import UsageError, argument_text
+from .arguments import prepare_late_input
 from .callbacks import call_when_done
 from .context import RankContext
-from .derived import resolve
+from .derived import replace_futures
 from .failure import Failure
 from .future import Future
 from .operation import Operation
@@ -83,14 +83,14 @@ class Stream:
         return not in_flight or self.started - next(iter(in_flight.values())) < self._span
 
     @property
-    def end_wakes(self) -> bool:
+    def end_needs_loop(self) -> bool:
         """Whether the end of an operation starts one that waits for room, or wakes a rank that waits to end."""
         return bool(self.queue) or self._context.outstanding.draining
 
     def admit_or_queue(self, operation: Operation) -> bool:
         """Add an operation to the stream. Return whether there is room, so that the caller starts it now.
 
-        Otherwise its arrays are locked, and it waits in `queue`, until `finished` starts it.
+        Otherwise its arrays are locked, and it waits in `queue`, until `on_operation_end` starts it.
         """
         self._context.outstanding.operations[operation] = None
         in_flight = self.in_flight
@@ -99,11 +99,11 @@ class Stream:
             self.started += 1
             return True
         operation._enter(QUEUED)
-        operation.lock()
+        operation.lock_arrays()
         self.queue.append(operation)
         return False
 
-    def finished(self, operation: Operation, failure: Failure | None) -> None:
+    def on_operation_end(self, operation: Operation, failure: Failure | None) -> None:
         """Remove an operation that has ended, and start the next ones that wait for room.
 
         Args:
@@ -126,14 +126,14 @@ class Stream:
             self.in_flight[following] = self.started
             self.started += 1
             following._enter(ADMITTED)
-            self._context.soon(partial(activate_late, following))
+            self._context.call_in_turn(partial(start_queued_operation, following))
 
 
 class OpenLane:
     """Replaces a stream for operations that start at once and take no room in a window: messages, and parts of trees.
 
     Args:
-        finished: Called with an operation that has ended, and its failure or None.
+        on_operation_end: Called with an operation that has ended, and its failure or None.
 
     Attributes:
         name: Name in the timeline.
@@ -145,13 +145,15 @@ class OpenLane:
     in_flight = None
     queue: tuple[()] = ()
     started = 0
-    has_room = end_wakes = True
+    has_room = end_needs_loop = True
 
-    def __init__(self, name: str, priority: int, window: int, finished: Callable[[Any, Failure | None], None]) -> None:
+    def __init__(
+        self, name: str, priority: int, window: int, on_operation_end: Callable[[Any, Failure | None], None]
+    ) -> None:
         self.name = name
         self.priority = priority
         self.window = window
-        self.finished = finished
+        self.on_operation_end = on_operation_end
 
     def admit_or_queue(self, operation: Operation) -> bool:
         """Add an operation. Return True: the caller starts it now."""
@@ -159,40 +161,40 @@ class OpenLane:
         return True
 
 
-def activate(operation: Operation) -> None:
+def start_operation(operation: Operation) -> None:
     """Start an operation for which its stream has room: at once, or, if its input is a future, after that has ended."""
     if isinstance(operation.input, Future):
         operation._enter(BLOCKED)
-        operation.lock()
+        operation.lock_arrays()
         settled = partial(_on_input_settled, operation)
         # not within the end of the input, but after it: chains of operations must not recurse
-        call_when_done(operation.input, lambda: operation.context.soon(settled))
+        call_when_done(operation.input, lambda: operation.context.call_in_turn(settled))
     else:
         operation._enter(MATCHING)
         operation.arrive()
 
 
-def activate_late(operation: Operation) -> None:
+def start_queued_operation(operation: Operation) -> None:
     """Start an operation that had to wait for room, unless it was cancelled or has failed in the meantime."""
     if operation.state is ADMITTED:
         operation.started_ns = operation.context.now_ns()
-        activate(operation)
+        start_operation(operation)
 
 
 def _on_input_settled(operation: Operation) -> None:
     """Continue an operation whose input, a future, has ended: match it, or fail it if the input has failed."""
     if operation.state >= DONE:  # the world failed in the meantime
         return
-    operation.input, failure = resolve(operation.input)
+    operation.input, failure = replace_futures(operation.input)
     if failure is None:
         try:
-            prepare_late(operation)
+            prepare_late_input(operation)
         except Exception as error:  # no memory for a copy, or invalid arguments
             failure = Failure(error)
     if failure is not None:
-        operation.port.communicator.withdraw(operation, failure)
+        operation.port.communicator.fail_and_report(operation, failure)
         return
-    operation.context.flight.described(operation.record, operation, operation.known, operation.call)
+    operation.context.flight.record_call(operation.record, operation, operation.known_calls, operation.call)
     operation.started_ns = operation.context.now_ns()
     operation._enter(MATCHING)
     operation.arrive()
@@ -210,7 +212,7 @@ class Streams:
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
-        self._named: dict[str, Stream] = {}
+        self._streams_by_name: dict[str, Stream] = {}
         self.default: Stream = self.open("comm")
 
     def with_default_stream(self, stream: Stream) -> Streams:
@@ -231,9 +233,9 @@ class Streams:
             UsageError: If the stream exists with other settings, `window` is below 1, or a setting is of another type.
         """
         _check_settings(name, priority, window)
-        named = self._named.get(name)
+        named = self._streams_by_name.get(name)
         if named is None:
-            named = self._named[name] = Stream(self._context, name, priority=priority, window=window)
+            named = self._streams_by_name[name] = Stream(self._context, name, priority=priority, window=window)
         elif (priority, window) not in ((named.priority, named.window), (0, DEFAULT_WINDOW)):
             raise UsageError(
                 f"stream '{name}' has priority={named.priority}, window={named.window}; "
@@ -250,22 +252,24 @@ class Streams:
         if stream is None:
             return self.default
         if isinstance(stream, Stream):
-            if self._named.get(stream.name) is not stream:
+            if self._streams_by_name.get(stream.name) is not stream:
                 raise UsageError(
                     f"stream: '{stream.name}' is rank {stream.rank}'s, this is rank {self._context.rank}; use its own"
                 )
             return stream
-        if not isinstance(stream, str) or stream not in self._named:
-            known = ", ".join(self._named)
-            raise UsageError(f"stream: {shown(stream)} is unknown; known are {known}; rank.stream(NAME) makes one")
-        return self._named[stream]
+        if not isinstance(stream, str) or stream not in self._streams_by_name:
+            known = ", ".join(self._streams_by_name)
+            raise UsageError(
+                f"stream: {argument_text(stream)} is unknown; known are {known}; rank.stream(NAME) makes one"
+            )
+        return self._streams_by_name[stream]
 
 
 def _check_settings(name: str, priority: int, window: int) -> None:
     """Raise `UsageError` unless these are a name, a priority and a window that a stream may have."""
     if not isinstance(name, str) or not name:
-        raise UsageError(f"name: expected a non-empty string, such as 'gradients', got {shown(name)}")
+        raise UsageError(f"name: expected a non-empty string, such as 'gradients', got {argument_text(name)}")
     if not isinstance(priority, int):
-        raise UsageError(f"priority: expected an integer, lower is more urgent, got {shown(priority)}")
+        raise UsageError(f"priority: expected an integer, lower is more urgent, got {argument_text(priority)}")
     if not isinstance(window, int) or window < 1:
-        raise UsageError(f"window: expected an integer, 1 or more, got {shown(window)}")
+        raise UsageError(f"window: expected an integer, 1 or more, got {argument_text(window)}")

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import trio
 from trio.lowlevel import checkpoint
 
-from ..errors import FutureCancelledError, RankLeftError, UsageError, shown
+from ..errors import FutureCancelledError, RankLeftError, UsageError, argument_text
 from .context import RankContext
 from .failure import Failure
 from .interrupts import calls_program
@@ -25,11 +25,11 @@ Errors: TypeAlias = Literal["raise", "await"]
 """Time at which an unawaited error of a rank's own code is raised: at once, or at the await (see `Rank.compute`)."""
 
 
-def check_errors(errors: str) -> None:
+def check_errors_option(errors: str) -> None:
     """Raise `UsageError` unless `errors` is one of `Errors`."""
     if errors not in ("raise", "await"):
         raise UsageError(
-            f'errors: expected "raise" (at once) or "await" (at the await of the future), got {shown(errors)}'
+            f'errors: expected "raise" (at once) or "await" (at the await of the future), got {argument_text(errors)}'
         )
 
 
@@ -40,10 +40,7 @@ class OwnCode(IssuedFuture[T_co]):
     runs_code = True
 
     def _deliver(self) -> None:
-        """Record that the compute or task has ended, and wake the tasks and callbacks that wait for it.
-
-        An error of the program's own code that nobody awaits ends the rank.
-        """
+        """Notify those that wait. An error of the program's own code that nobody awaits ends the rank."""
         context, failure, outstanding = self.context, self._failure, self.context.outstanding
         # the values of both dicts are None: `pop` returns None for a key, and the default `self` without one
         was_daemon = outstanding.daemons.pop(self, self) is None
@@ -52,18 +49,13 @@ class OwnCode(IssuedFuture[T_co]):
             outstanding.record_end(self, failure)
         self._notify()
         if failure is not None and failure.prompt and not failure.seen and not context.closed:
-            context.spawn(_end_unless_awaited, context, self, failure)
+            context.spawn(_end_rank_unless_awaited, context, self, failure)
 
 
-async def _end_unless_awaited(context: RankContext, operation: IssuedFuture[Any], failure: Failure) -> None:
-    """End the rank because of an error of its own code, unless the program awaits it, as a child ends its nursery.
+async def _end_rank_unless_awaited(context: RankContext, operation: IssuedFuture[Any], failure: Failure) -> None:
+    """End the rank because of an error of its own code that nobody awaits, as a child ends its nursery.
 
     Tasks that are about to run go first: a task that was woken sees the error, a new task may begin to await it.
-
-    Args:
-        context: Context of the rank.
-        operation: The compute or task that has failed.
-        failure: Its failure.
     """
     for _ in range(TURNS):
         await checkpoint()
@@ -72,7 +64,7 @@ async def _end_unless_awaited(context: RankContext, operation: IssuedFuture[Any]
             return
         await checkpoint()
     if not failure.seen:
-        context.fail_unawaited(operation, failure)
+        context.fail_for_unawaited_error(operation, failure)
 
 
 class TaskFuture(OwnCode[T_co]):
@@ -110,10 +102,10 @@ class TaskFuture(OwnCode[T_co]):
         Returns:
             Whether it is cancelled, now or since an earlier call; False if it has ended.
         """
-        return self.cancelled() or self.context.on_loop(self._cancel_on_loop)
+        return self.cancelled() or self.context.call_on_loop(self._cancel_on_loop)
 
     def _cancel_on_loop(self) -> bool:
-        """Cancel the task. Return False if it has ended."""
+        """Return False if the task has ended."""
         if self.state < DONE and not self._scope.cancel_called:
             self._scope.cancel(reason=f"{self.label} ({self.call_site}) was cancelled")
         return self.state < DONE
@@ -127,16 +119,15 @@ class TaskFuture(OwnCode[T_co]):
 
     @calls_program
     async def _run(self, function: Callable[..., Awaitable[T_co]], args: tuple[object, ...]) -> None:
-        """Run the function as a task, and settle the future with its result or error.
-
-        If the rank is cancelled, the future fails with the error of the world's end.
-        """
+        """Settle the future with the function's end; if the rank is cancelled, with the error of the world's end."""
         value, failure = None, None
         try:
             with self._scope:
                 running = function(*args)
                 if not isawaitable(running):
-                    raise UsageError(f"fn: expected an async function, but {self.name} returned {shown(running)}")
+                    raise UsageError(
+                        f"fn: expected an async function, but {self.name} returned {argument_text(running)}"
+                    )
                 value = await running
             if self._scope.cancelled_caught:
                 failure = Failure(FutureCancelledError(f"{self.label} ({self.call_site}) was cancelled"), seen=True)
@@ -144,7 +135,7 @@ class TaskFuture(OwnCode[T_co]):
             clients_ended = self.daemon and isinstance(error, RankLeftError)  # a server without clients
             failure = Failure(error, prompt=self._prompt and is_own_error(error), seen=clients_ended)
         except BaseException:  # the rank ends
-            self.abandon(self.context.end_error())
+            self.abandon(self.context.closed_rank_error())
             raise
         settle_and_deliver(self, value, failure)
         del self, value, failure  # as in a compute's thread

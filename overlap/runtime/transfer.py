@@ -15,16 +15,24 @@ from transports import Buffer, LengthMismatchError, Request, SignatureMismatchEr
 from ..collectives.call import Call, call
 from ..collectives.kinds import P2P
 from ..collectives.reduce import Array
-from ..errors import UsageError, shown
+from ..errors import UsageError, argument_text
 from .context import Arrays
 from .engine.host_bytes import bytes_of
 from .failure import Failure
-from .forms import Absent, parse_form, text_of
+from .forms import ArrayPlaceholder, parse_form, sendable_form
 from .match import mismatch_error_maker
-from .memory.foreign import as_output
-from .signature import parse
+from .memory.foreign import as_output_array
+from .signature import parse_signature
 from .state import DONE
-from .trees import fill_tree, leaves_of, make_message, map_items, packed_type, read_message, unpacker_of
+from .trees import (
+    leaves_of,
+    make_message_buffer,
+    map_items,
+    packed_dtype_and_size,
+    replace_leaves,
+    split_tree_message,
+    unpacker_of,
+)
 
 if TYPE_CHECKING:
     from .message import Message
@@ -50,7 +58,7 @@ ANY_TREE = ReceiveBuffers(call=call(P2P.text, None, None, None, 2))
 """Buffers of a receive that accepts any array or tree."""
 
 
-def buffers_for(like: object, arrays: Arrays) -> ReceiveBuffers:
+def make_receive_buffers(like: object, arrays: Arrays) -> ReceiveBuffers:
     """Return the buffers for a receive into a tree.
 
     Args:
@@ -60,13 +68,13 @@ def buffers_for(like: object, arrays: Arrays) -> ReceiveBuffers:
     Raises:
         UsageError: If a leaf has no memory that may be written, or the tree is too large for one message.
     """
-    tree = _with_arrays(like, arrays)
+    tree = _tree_with_arrays(like, arrays)
     leaves = leaves_of(tree)
     if not leaves:
         raise UsageError("like: there is no array in it; expected an array, or lists and dicts of arrays")
-    memory = [as_output(leaf, "like") if not arrays.shapes_only else cast(Array, leaf) for leaf in leaves]
-    form = text_of(tree, memory, "like")
-    message, packed = make_message(form, memory, arrays)
+    memory = [as_output_array(leaf, "like") if not arrays.shapes_only else cast(Array, leaf) for leaf in leaves]
+    form = sendable_form(tree, memory, "like")
+    message, packed = make_message_buffer(form, memory, arrays)
     return ReceiveBuffers(
         tree=tree,
         leaves=leaves,
@@ -79,7 +87,7 @@ def buffers_for(like: object, arrays: Arrays) -> ReceiveBuffers:
 
 
 def _tree_call(dtype: np.dtype[np.generic], elements: int, form: str) -> Call:
-    """Return the call of a message of a tree, whose packed arrays have this dtype and number of elements."""
+    """Return the call of a message whose packed arrays have this dtype and number of elements."""
     # two ends; no operator, root, pairs, counts, exact, shared and algorithm
     return call(P2P.text, None, dtype, (elements,), 2, 0, (), (), False, False, None, form)
 
@@ -95,29 +103,31 @@ def new_array(pair: tuple[Any, Any], arrays: Arrays) -> Array:
     return arrays.empty(tuple(map(index, (shape,) if isinstance(shape, int) else shape)), np.dtype(dtype))
 
 
-def _with_arrays(like: object, arrays: Arrays) -> object:
+def _tree_with_arrays(like: object, arrays: Arrays) -> object:
     """Return the tree `like` with a new array in place of each pair (shape, dtype)."""
     if isinstance(like, tuple) and len(like) == 2 and isinstance(like[1], (str, type, np.dtype)):
         try:
             return new_array(like, arrays)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"like: expected an array or (shape, dtype), got {shown(like)}: {error}") from error
-    return map_items(like, lambda item: _with_arrays(item, arrays))
+            raise UsageError(
+                f"like: expected an array or (shape, dtype), got {argument_text(like)}: {error}"
+            ) from error
+    return map_items(like, lambda item: _tree_with_arrays(item, arrays))
 
 
-def read_tree(message: Array) -> tuple[Call, Array]:
+def read_tree_message(message: Array) -> tuple[Call, Array]:
     """Split an arrived message: return the sender's call, and the packed arrays of the tree as one array.
 
     Raises:
         OverlapError: If the message does not begin with the form of a tree.
         ValueError: If the bytes after the form are not as many as its arrays have.
     """
-    form, data = read_message(message)
-    dtype, elements = packed_type(cast("list[Absent]", leaves_of(parse_form(form))))
+    form, data = split_tree_message(message)
+    dtype, elements = packed_dtype_and_size(cast("list[ArrayPlaceholder]", leaves_of(parse_form(form))))
     return _tree_call(dtype, elements, form), data.view(dtype).reshape(elements)
 
 
-def unpack(buffers: ReceiveBuffers, form: str, packed: Array | None, arrays: Arrays) -> object:
+def unpack_received_tree(buffers: ReceiveBuffers, form: str, packed: Array | None, arrays: Arrays) -> object:
     """Return the received tree: with the caller's arrays, now filled, or with new arrays if the caller gave none.
 
     Args:
@@ -131,11 +141,11 @@ def unpack(buffers: ReceiveBuffers, form: str, packed: Array | None, arrays: Arr
     """
     tree = unpacker_of(parse_form(form), P2P, 2, arrays)([packed])
     if buffers.tree is None:  # copies: `packed` is memory of the message
-        return tree if arrays.shapes_only else fill_tree(tree, [np.array(leaf) for leaf in leaves_of(tree)])
+        return tree if arrays.shapes_only else replace_leaves(tree, [np.array(leaf) for leaf in leaves_of(tree)])
     if not arrays.shapes_only:
         for view, part in zip(buffers.views, cast("list[Array]", leaves_of(tree)), strict=True):
             view[...] = part
-    return fill_tree(buffers.tree, buffers.leaves)
+    return replace_leaves(buffers.tree, buffers.leaves)
 
 
 def allocate_receive_memory(receive: Message[Any], request: Request) -> Buffer:
@@ -151,7 +161,7 @@ def allocate_receive_memory(receive: Message[Any], request: Request) -> Buffer:
         UsageError: If the message is an array, and its signature had no room for the shape.
     """
     assert request.theirs is not None
-    theirs = parse(request.theirs.text, request.theirs.fingerprint)
+    theirs = parse_signature(request.theirs.text, request.theirs.fingerprint)
     # a tree: bytes for the whole message, which begins with the form of the tree
     if theirs.is_tree:
         receive.tree_memory = receive.context.arrays.empty((request.nbytes,), np.dtype(np.uint8))
@@ -163,11 +173,11 @@ def allocate_receive_memory(receive: Message[Any], request: Request) -> Buffer:
             "pass like=(shape, dtype)"
         )
     # an array whose dtype and shape are in the signature
-    receive.fit(theirs.call)
+    receive.prepare_result(theirs.call)
     return bytes_of(cast("Array", receive.target).reshape(-1))
 
 
-def request_ended(message: Message[Any], request: Request) -> None:
+def end_message(message: Message[Any], request: Request) -> None:
     """End a message after its transfer has ended: with the result, with an error, or as withdrawn.
 
     Only the loop's thread, or a thread in its place, may call this.
@@ -176,46 +186,44 @@ def request_ended(message: Message[Any], request: Request) -> None:
     error = request.error
     if message.receives and message.tree_memory is not None and error is None and not request.withdrawn:
         try:
-            message.pattern, message.out = read_tree(message.tree_memory)
+            message.pattern, message.out = read_tree_message(message.tree_memory)
         except Exception as invalid:
             error = invalid
     if request.withdrawn:
         if message.on_withdrawn is not None:
             message.on_withdrawn()
     elif error is not None:
-        _fail_by_wire(message, request, error)
+        _fail_by_wire_error(message, request, error)
     else:
-        message.stopped()
+        message.on_bytes_stopped()
         if message.state < DONE:
             sent = message.pattern or message.call
-            message.finish(message.context.now_ns(), message.describe(sent, message.started_ns))
-    if message.over is not None and message.request is None:  # `end_transfer` waits, unless it was issued again
-        message.over.set()
+            message.finish(message.context.now_ns(), message.describe_meeting(sent, message.started_ns))
+    # `stop_transfer` waits, unless the message was issued again
+    if message.transfer_over is not None and message.request is None:
+        message.transfer_over.set()
 
 
-def _fail_by_wire(message: Message[Any], request: Request, error: Exception) -> None:
-    """Fail a message, unless it has ended: its sender and receiver issued different calls, or the wire is broken.
+def _fail_by_wire_error(message: Message[Any], request: Request, error: Exception) -> None:
+    """Fail a message, unless it has ended: both ends issued different calls, or the wire is broken.
 
-    Args:
-        message: This rank's end of the message, a send or a receive.
-        request: Transfer of the message. It has the peer's signature once send and receive have met.
-        error: The error of the transfer.
+    Once send and receive have met, `request` has the peer's signature.
     """
     theirs = request.theirs
-    message.stopped()
+    message.on_bytes_stopped()
     if message.state >= DONE:
         return
     if theirs is None or not isinstance(error, (SignatureMismatchError, LengthMismatchError)):
         message.inbox.fail_broken_wire(message, error)
         return
-    other = parse(theirs.text, theirs.fingerprint)
+    other = parse_signature(theirs.text, theirs.fingerprint)
     own, peer = message.context.rank, message.peer_rank
     ends = (own, message.call, message.call_site), (peer, other.what, other.site)
     sent, received = reversed(ends) if message.receives else ends  # the sender comes first in the error, on both ends
     message.fail(Failure(mismatch_error_maker(message.member.name, message.seq, sent, received)()))
 
 
-def withdraw(message: Message[Any], later: Callable[[], None]) -> bool | None:
+def withdraw_transfer(message: Message[Any], later: Callable[[], None]) -> bool | None:
     """Withdraw the transfer of a receive, so that the wire gives its message to another receive.
 
     Args:
@@ -237,19 +245,19 @@ def withdraw(message: Message[Any], later: Callable[[], None]) -> bool | None:
     return False if request.matched else None
 
 
-async def end_transfer(message: Message[Any]) -> None:
+async def stop_transfer(message: Message[Any]) -> None:
     """Stop the transfer of a message, and wait for its end, because it uses memory of the caller until then.
 
-    A cancellation does not interrupt the wait. `message.stopped` has been called when this returns.
+    A cancellation does not interrupt the wait. `message.on_bytes_stopped` has been called when this returns.
     """
     with trio.CancelScope(shield=True):
         await trio.lowlevel.checkpoint()  # a callback of a transport may not call it back; the transfer may end here
         if message.request is None:
             return
-        message.over, message.on_withdrawn = trio.Event(), message.stopped
+        message.transfer_over, message.on_withdrawn = trio.Event(), message.on_bytes_stopped
         message.request.withdraw()
-        # If that has ended the transfer at once, `request_ended` was called, and there is no request any more.
+        # If that has ended the transfer at once, `end_message` was called, and there is no request any more.
         if message.request is not None and message.request.ended:  # an interrupt has left its end half done
-            request_ended(message, message.request)
+            end_message(message, message.request)
         elif message.request is not None:
-            await message.over.wait()
+            await message.transfer_over.wait()

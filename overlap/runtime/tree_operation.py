@@ -22,7 +22,7 @@ from ..collectives.reduce import Array
 from ..errors import CollectiveMismatchError, NonFiniteError, PeerError, UsageError
 from ..timeline.recording import RawMatch
 from .context import RankContext
-from .derived import Derived, check_same_world, futures_in, resolve
+from .derived import Derived, check_same_world, futures_in, replace_futures
 from .failure import Failure
 from .forms import comparable_form
 from .operation import NOWHERE, CollectiveFuture, Operation
@@ -45,9 +45,9 @@ class TreePart(CollectiveFuture[Any]):
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
         """End with the result, but without a span: the operation of the whole tree has one; `meeting` is not used."""
         if self.state < DONE:
-            self.context.flight.carried(self.record, self.started_ns, end_ns, None)
-            value = self.out  # `release` drops it
-            self.release()
+            self.context.flight.record_success(self.record, self.started_ns, end_ns, None)
+            value = self.out  # `release_arrays` drops it
+            self.release_arrays()
             settle_and_deliver(self, value)
 
 
@@ -67,37 +67,36 @@ class TreeOperation(CollectiveFuture[Any]):
     parts: Sequence[TreePart] = ()
     issue_part: Callable[[CollectiveFuture[Any], int, Port, int], None] | None = None
     _unfinished_parts: int = 0
-    _make: Callable[[list[Any]], object] | None = None  # Makes the tree of results
+    _make_tree: Callable[[list[Any]], object] | None = None  # Makes the tree of results
     _end_of_own_arrays: RawMatch | None = None  # `meeting` of `finish`, while the parts go on after the own arrays' end
 
-    def pack(self, tree: object, call_with: Callable[[CollectiveFuture[Any], Array, str], Call]) -> None:
+    def pack_tree(self, tree: object, make_call: Callable[[CollectiveFuture[Any], Array, str], Call]) -> None:
         """Pack the arrays of a tree into `source` and the sources of new `parts`, and set `call`.
 
         Args:
             tree: The tree.
-            call_with: Makes the call of an operation from (operation, packed array, form of the tree).
+            make_call: Makes the call of an operation from (operation, packed array, form of the tree).
 
         Raises:
             UsageError: If the tree is empty, or cannot travel in this call.
         """
-        check_tree(self)
+        check_tree_arguments(self)
         arrays = self.context.arrays
         leaves = arrays_of(tree)
         packed = pack_leaves(self.kind, leaves, self.member.size, arrays)
         form = comparable_form(tree, leaves, parsable=self.kind is BROADCAST or self.kind is SCATTER)
-        self.source, self.call = packed[0].packed, call_with(self, packed[0].packed, form)
-        self._make = make_unpacker(tree, packed, arrays)
+        self.source, self.call = packed[0].packed, make_call(self, packed[0].packed, form)
+        self._make_tree = make_unpacker(tree, packed, arrays)
         if len(packed) > 1:
-            self.parts = [self._make_part(pack.packed, call_with(self, pack.packed, form)) for pack in packed[1:]]
+            self.parts = [self._make_part(pack.packed, make_call(self, pack.packed, form)) for pack in packed[1:]]
             self._unfinished_parts = len(self.parts)
 
     def _make_part(self, packed: Array, call: Call) -> TreePart:
-        """Return the operation of the packed arrays of one dtype."""
         part = TreePart(self.kind, None, None, self.place, 0, f"{self.name}: {packed.dtype}")
         part.arguments = self.arguments
         part.context, part.member, part.step = self.context, self.member, self.step
         part.source, part.call = packed, call
-        part._callbacks = [self._part_ended]  # set directly, without a lock: nothing else knows the part yet
+        part._callbacks = [self._on_part_end]  # set directly, without a lock: nothing else knows the part yet
         return part
 
     @property
@@ -121,26 +120,26 @@ class TreeOperation(CollectiveFuture[Any]):
         if failure is None:
             port.arrive(self)
         elif self.state < DONE:
-            port.communicator.withdraw(self, failure)
+            port.communicator.fail_and_report(self, failure)
 
-    def fit(self, pattern: Call) -> None:
+    def prepare_result(self, pattern: Call) -> None:
         """Make the array of the result; on a rank without an input, also prepare to unpack the root's tree.
 
         Raises:
             UsageError: If the form of the root's tree is not known.
             MemoryError: If there is no memory for the array.
         """
-        super().fit(pattern)
-        if pattern.form and self._make is None:
+        super().prepare_result(pattern)
+        if pattern.form and self._make_tree is None:
             root = f"rank {self.member.label[1][pattern.root]}, the root of {self.label} ({self.call_site})"
-            self._make = unpacker_for_form(self.kind, pattern.form, self.member.size, self.context.arrays, root)
+            self._make_tree = unpacker_for_form(self.kind, pattern.form, self.member.size, self.context.arrays, root)
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
         """Finish with the tree of results, if all parts have ended; without a tree, like any other collective.
 
         If parts still go on, the end of the last one finishes. Arguments: see `CollectiveFuture.finish`.
         """
-        if self._make is None or self.state >= DONE:
+        if self._make_tree is None or self.state >= DONE:
             super().finish(end_ns, meeting)
         elif self._unfinished_parts:
             self._end_of_own_arrays = meeting
@@ -154,22 +153,22 @@ class TreeOperation(CollectiveFuture[Any]):
 
     @property
     def _failure_of_parts(self) -> Failure | None:
-        """Failure of the first part that has failed, perhaps while its bytes still move; None: none has failed."""
+        """Failure of the first failed part, whose bytes may still move; None: none has failed."""
         return next((part._failure for part in self.parts if part._failure is not None), None)
 
-    def _part_ended(self) -> None:
+    def _on_part_end(self) -> None:
         """Count the end of a part; the last one finishes the operation, if its own arrays have ended."""
         self._unfinished_parts -= 1
         if self._end_of_own_arrays is not None and not self._unfinished_parts and self.state < DONE:
             self._finish_tree(self.context.now_ns(), self._end_of_own_arrays)
 
     def _finish_tree(self, end_ns: int, meeting: RawMatch) -> None:
-        """Unpack the results, or fail with the failure of a part. Arguments: see `CollectiveFuture.finish`."""
+        """Finish with the tree of results, or fail with the failure of a part, or of the unpacking."""
         failure = self._failure_of_parts
         if failure is None:
             try:
-                assert self._make is not None
-                self.caller_out = self._make([self.out, *(part._value for part in self.parts)])
+                assert self._make_tree is not None
+                self.caller_out = self._make_tree([self.out, *(part._value for part in self.parts)])
             except Exception as error:  # no memory for the arrays
                 failure = Failure(error)
         if failure is not None:
@@ -178,7 +177,7 @@ class TreeOperation(CollectiveFuture[Any]):
         kind, algorithm, group, seq, nbytes, dtype, met_ns = meeting
         nbytes += sum(part.call.nbytes for part in self.parts)
         super().finish(end_ns, (kind, algorithm, group, seq, nbytes, dtype, met_ns))
-        self.parts, self._make = (), None  # drops the results of the parts, too
+        self.parts, self._make_tree = (), None  # drops the results of the parts, too
 
     def fail(self, failure: Failure) -> None:
         """End with an error, or with that of the first failed part if there is one; parts that go on fail, too.
@@ -191,18 +190,18 @@ class TreeOperation(CollectiveFuture[Any]):
             for part in self.parts:
                 if part.port is not NOWHERE and not part.done:
                     if isinstance(failure.error, _OF_ALL_RANKS):
-                        part.port.communicator.forget(part.seq)
+                        part.port.communicator.forget_operation(part.seq)
                         part.fail(failure)
                     else:
-                        part.port.communicator.give_up(part, failure)
+                        part.port.communicator.give_up_waiting(part, failure)
 
-    def release(self) -> None:
+    def release_arrays(self) -> None:
         """Release the arrays, and drop the packed ones."""
-        super().release()
-        self._make = None
+        super().release_arrays()
+        self._make_tree = None
 
 
-def finish_part(part: Operation, failure: Failure | None) -> None:
+def remove_ended_part(part: Operation, failure: Failure | None) -> None:
     """Remove a part that has ended from the unfinished operations; the operation on the tree reports its failure."""
     outstanding = part.context.outstanding
     outstanding.operations.pop(part, None)
@@ -227,15 +226,15 @@ def tree_future(x: object, context: RankContext) -> object:
     for future in futures:
         check_same_world(future, context.thread)
     copy = copy_tree(x, context.arrays)
-    tree = Derived(futures, lambda _: resolve(copy)[0], context, "tree")
+    tree = Derived(futures, lambda _: replace_futures(copy)[0], context, "tree")
     if get_ident() == context.thread:
-        tree.begin()
+        tree.watch_parts()
     else:
-        context.from_thread(tree.begin)
+        context.post_to_loop(tree.watch_parts)
     return tree
 
 
-def check_tree(operation: CollectiveFuture[Any]) -> None:
+def check_tree_arguments(operation: CollectiveFuture[Any]) -> None:
     """Raise `UsageError` if an operation on a tree has arguments that only work with a single array."""
     if operation.out is not None or operation.arguments.counts is not None:
         raise UsageError("x: a list or dict of arrays takes neither out= nor counts=; leave them out")

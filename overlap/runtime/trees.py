@@ -14,9 +14,9 @@ from ..collectives.kinds import Collective, Shape, check_input, result_shape
 from ..collectives.reduce import Array
 from ..errors import OverlapError, UsageError
 from .context import Arrays
-from .forms import Absent, is_cut, parse_form, text_of
+from .forms import ArrayPlaceholder, is_cut, parse_form, sendable_form
 from .future import Future
-from .memory.foreign import as_input
+from .memory.foreign import as_input_array
 
 _FORMS = (list, tuple, dict)
 _LENGTH_BYTES = 8  # bytes of the number that stands before a form in a message: the length of the form
@@ -48,7 +48,7 @@ class Pack:
     rows: int  # Number of blocks of the packed result; each contains one block of every array
     packed: Array  # The array that travels
 
-    def results(self, packed: Array | None, arrays: Arrays) -> Iterator[tuple[int, Array | None]]:
+    def unpacked_results(self, packed: Array | None, arrays: Arrays) -> Iterator[tuple[int, Array | None]]:
         """Unpack a packed result: yield (index among the leaves, result) for each array.
 
         Args:
@@ -92,7 +92,7 @@ def pack_leaves(kind: Collective, leaves: Sequence[Array], size: int, arrays: Ar
     return [_pack_arrays(kind, indices, leaves, size, arrays) for indices in alike.values()]
 
 
-def packed_type(leaves: Sequence[Array | Absent]) -> tuple[np.dtype[np.generic], int]:
+def packed_dtype_and_size(leaves: Sequence[Array | ArrayPlaceholder]) -> tuple[np.dtype[np.generic], int]:
     """Return dtype and number of elements of the array that packs others: their common dtype, or else bytes (uint8).
 
     Two float32 arrays of 3 and 5 elements give (float32, 8); 3 float32 and 1 int64 give (uint8, 20).
@@ -103,21 +103,13 @@ def packed_type(leaves: Sequence[Array | Absent]) -> tuple[np.dtype[np.generic],
 
 
 def _pack_arrays(kind: Collective, indices: Sequence[int], leaves: Sequence[Array], size: int, arrays: Arrays) -> Pack:
-    """Pack some leaves of a tree into one array. For a kind that scatters, all blocks for rank 0 come first.
-
-    Args:
-        kind: Kind of the collective.
-        indices: Indices of the leaves to pack.
-        leaves: All leaves of the tree.
-        size: Number of ranks of the group.
-        arrays: Makes new arrays.
-    """
+    """Pack the leaves with these indices. For a kind that scatters, all blocks for rank 0 come first."""
     leaves = [leaves[index] for index in indices]
-    blocks, (dtype, elements) = size if kind.traits.scatters else 1, packed_type(leaves)
+    blocks, (dtype, elements) = size if kind.traits.scatters else 1, packed_dtype_and_size(leaves)
     width = elements // blocks
     packed = arrays.empty((blocks * width,), dtype)
     if not arrays.shapes_only:
-        _pack_blocks(packed.reshape(blocks, width), leaves)
+        _copy_into_rows(packed.reshape(blocks, width), leaves)
     return Pack(
         indices=indices,
         shapes=[result_shape(kind, leaf.shape, size) for leaf in leaves],
@@ -127,8 +119,8 @@ def _pack_arrays(kind: Collective, indices: Sequence[int], leaves: Sequence[Arra
     )
 
 
-def _pack_blocks(table: Array, leaves: Sequence[Array]) -> None:
-    """Copy arrays into the rows of a table: each is cut into as many blocks, and row r gets block r of all, in order.
+def _copy_into_rows(table: Array, leaves: Sequence[Array]) -> None:
+    """Cut each array into as many blocks as the table has rows; row r gets block r of all, in order.
 
     In two rows, [1, 2] and [3, 4, 5, 6] become [[1, 3, 4], [2, 5, 6]].
     """
@@ -139,7 +131,7 @@ def _pack_blocks(table: Array, leaves: Sequence[Array]) -> None:
         begin += flat.shape[1]
 
 
-def message_of(tree: object, arrays: Arrays) -> tuple[Array, Array, str]:
+def make_tree_message(tree: object, arrays: Arrays) -> tuple[Array, Array, str]:
     """Make the message that sends a tree.
 
     Returns:
@@ -149,14 +141,14 @@ def message_of(tree: object, arrays: Arrays) -> tuple[Array, Array, str]:
         UsageError: If the tree is empty, or cannot be sent.
     """
     leaves = arrays_of(tree)
-    form = text_of(tree, leaves)
-    message, data = make_message(form, leaves, arrays)
+    form = sendable_form(tree, leaves)
+    message, data = make_message_buffer(form, leaves, arrays)
     if not arrays.shapes_only:
-        _pack_blocks(data.reshape(1, -1), leaves)
+        _copy_into_rows(data.reshape(1, -1), leaves)
     return message, data, form
 
 
-def make_message(form: str, leaves: Sequence[Array], arrays: Arrays) -> tuple[Array, Array]:
+def make_message_buffer(form: str, leaves: Sequence[Array], arrays: Arrays) -> tuple[Array, Array]:
     """Make the message of a tree, without the data of the arrays.
 
     It begins with 8 bytes for the length of the form, the form, and zeros up to a multiple of 16 bytes; then there is
@@ -165,7 +157,7 @@ def make_message(form: str, leaves: Sequence[Array], arrays: Arrays) -> tuple[Ar
     Returns:
         The message; the part of it for the packed arrays.
     """
-    dtype, elements = packed_type(leaves)
+    dtype, elements = packed_dtype_and_size(leaves)
     if arrays.shapes_only:
         data = arrays.empty((elements,), dtype)
         return data, data
@@ -177,7 +169,7 @@ def make_message(form: str, leaves: Sequence[Array], arrays: Arrays) -> tuple[Ar
     return message, message[begin:].view(dtype)
 
 
-def read_message(message: Array) -> tuple[str, Array]:
+def split_tree_message(message: Array) -> tuple[str, Array]:
     """Split the message of a tree: return the form, and the packed arrays as bytes. Neither is checked."""
     length = int.from_bytes(message[:_LENGTH_BYTES].tobytes(), "little")
     text = message[_LENGTH_BYTES : _LENGTH_BYTES + length].tobytes()
@@ -185,7 +177,7 @@ def read_message(message: Array) -> tuple[str, Array]:
 
 
 def _data_offset(form_bytes: int) -> int:
-    """Return the offset in bytes of the arrays in the message of a tree, whose form has that many bytes."""
+    """Return the offset in bytes of the arrays in a message, behind a form of that many bytes."""
     return -(-(_LENGTH_BYTES + form_bytes) // _ALIGNED_BYTES) * _ALIGNED_BYTES
 
 
@@ -200,16 +192,16 @@ def make_unpacker(tree: object, packed: Sequence[Pack], arrays: Arrays) -> Calla
     Returns:
         Function of a list with one packed result for each pack. It returns None on a rank that gets no result.
     """
-    form = fill_tree(tree, repeat(None))  # a copy without the arrays, which would live as long as the function
+    form = replace_leaves(tree, repeat(None))  # a copy without the arrays, which would live as long as the function
 
     def make(results: list[Any]) -> object:
-        """Return the tree of the results, or None if this rank gets none."""
+        """Return None if this rank gets no results."""
         values: dict[int, Array | None] = {}
         for pack, result in zip(packed, results, strict=True):
-            values.update(pack.results(result, arrays))
+            values.update(pack.unpacked_results(result, arrays))
         if all(value is None for value in values.values()):
             return None
-        return fill_tree(form, [value for _, value in sorted(values.items())])
+        return replace_leaves(form, [value for _, value in sorted(values.items())])
 
     return make
 
@@ -245,12 +237,12 @@ def unpacker_of(tree: object, kind: Collective, size: int, arrays: Arrays) -> Ca
     """Return a function that turns one packed result, in a list, into a tree; see `make_unpacker`.
 
     Args:
-        tree: The tree, with an `Absent` in place of each input array.
+        tree: The tree, with an `ArrayPlaceholder` in place of each input array.
         kind: Kind of the collective, or P2P for a message.
         size: Number of ranks of the group; 2 for a message.
         arrays: Makes new arrays.
     """
-    leaves = cast("list[Absent]", leaves_of(tree))
+    leaves = cast("list[ArrayPlaceholder]", leaves_of(tree))
     shapes, dtypes = [result_shape(kind, leaf.shape, size) for leaf in leaves], [leaf.dtype for leaf in leaves]
     pack = Pack(
         indices=range(len(leaves)), shapes=shapes, dtypes=dtypes, rows=1, packed=arrays.empty((0,), np.dtype(np.uint8))
@@ -264,7 +256,7 @@ def arrays_of(tree: object) -> list[Array]:
     Raises:
         UsageError: If there is no leaf, or one is none of these.
     """
-    leaves = [leaf if type(leaf) is np.ndarray else as_input(leaf) for leaf in leaves_of(tree)]
+    leaves = [leaf if type(leaf) is np.ndarray else as_input_array(leaf) for leaf in leaves_of(tree)]
     if not leaves:
         raise UsageError("x: there is no array in it; expected an array, or lists and dicts of arrays")
     return leaves
@@ -280,7 +272,7 @@ def copy_tree(tree: object, arrays: Arrays) -> object:
         return map_items(tree, lambda item: copy_tree(item, arrays))
     if isinstance(tree, Future):
         return tree
-    array = as_input(tree)
+    array = as_input_array(tree)
     return tree if not _holds_arrays(tree) or arrays.shapes_only else arrays.copy(array)
 
 
@@ -292,7 +284,7 @@ def leaves_of(tree: object) -> list[object]:
     return [leaf for item in items for leaf in leaves_of(item)]
 
 
-def fill_tree(tree: object, leaves: Iterable[object]) -> object:
+def replace_leaves(tree: object, leaves: Iterable[object]) -> object:
     """Return a copy of a tree with other leaves, in order; there must be at least as many as the tree has."""
     rest = iter(leaves)
 

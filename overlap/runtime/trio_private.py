@@ -35,7 +35,7 @@ _STATUS = "_cancel_status"
 
 
 @contextmanager
-def task_order(order: Random) -> Iterator[None]:
+def ordering_tasks(order: Random) -> Iterator[None]:
     """Let the random numbers of `order` decide, while the block runs, in which order tasks run that are ready together.
 
     Trio has a switch for that, intended for Hypothesis.
@@ -43,9 +43,9 @@ def task_order(order: Random) -> Iterator[None]:
     Raises:
         UsageError: If this version of Trio has no switch.
     """
-    scheduler = _scheduler()
+    scheduler = _scheduler_module()
     if not (hasattr(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING") and hasattr(scheduler, "_r")):
-        raise UsageError(f"faults: the order of tasks cannot be chosen in Trio {trio.__version__}; try another version")
+        raise UsageError(f"faults: the order of tasks cannot be chosen in Trio {trio.__version__}; install Trio 0.32")
     before = scheduler._ALLOW_DETERMINISTIC_SCHEDULING, scheduler._r
     scheduler._ALLOW_DETERMINISTIC_SCHEDULING, scheduler._r = True, order
     try:
@@ -54,12 +54,12 @@ def task_order(order: Random) -> Iterator[None]:
         scheduler._ALLOW_DETERMINISTIC_SCHEDULING, scheduler._r = before
 
 
-def _scheduler() -> Any:
-    """Return the module of Trio that contains the event loop, or None if it has another name."""
+def _scheduler_module() -> Any:
+    """Return the module with the event loop, or None if it has another name."""
     return getattr(getattr(trio, "_core", None), "_run", None)
 
 
-def failed_task(internal: trio.TrioInternalError) -> tuple[Task | None, BaseException | None]:
+def find_failed_task(internal: trio.TrioInternalError) -> tuple[Task | None, BaseException | None]:
     """Return the task at whose end the event loop has died, and the task's error; each is None if it is not found.
 
     Both are searched among the local variables of Trio's frames in the traceback of the loop's error.
@@ -93,12 +93,12 @@ def joins_children(code: CodeType) -> bool:
 
 def is_loop(code: CodeType) -> bool:
     """Whether the code of a frame of Trio is that of the event loop, which runs tasks and callbacks."""
-    return code in (trio.run.__code__, getattr(getattr(_scheduler(), "unrolled_run", None), "__code__", None))
+    return code in (trio.run.__code__, getattr(getattr(_scheduler_module(), "unrolled_run", None), "__code__", None))
 
 
 def deliver_interrupt() -> bool:
     """Let this thread's event loop raise KeyboardInterrupt in its main task. Return False if Trio lacks the call."""
-    context = getattr(_scheduler(), "GLOBAL_RUN_CONTEXT", None)
+    context = getattr(_scheduler_module(), "GLOBAL_RUN_CONTEXT", None)
     deliver = getattr(getattr(context, "runner", None), "deliver_ki", None)
     if deliver is not None:
         deliver()

@@ -14,15 +14,15 @@ import trio
 
 from transports import LinkLostError, Transport, TransportError
 
-from ..diagnostics import find_origin, is_interrupt, make_presentable, split_stops, unwrap_single_error, where
-from ..errors import PeerError, RemoteError, in_one_line, text_of, type_name
+from ..diagnostics import error_place, find_origin, is_interrupt, make_presentable, split_stops, unwrap_single_error
+from ..errors import PeerError, RemoteError, error_text, one_line_text, type_name
 from ..flight.recorder import SpansOnly, Writer
 from ..hints import find_hint
 from ..timeline.recording import KeptSteps, Recorder
 from ..timeline.spans import ENDED, STARVED, Timeline
 from .backend import Backend, RealBackend
-from .blame.loop import place_in
-from .blame.reports import LocalRank, Reports, call_program, world_watch
+from .blame.loop import program_line_in
+from .blame.reports import LocalRank, Reports, call_program, make_world_watch
 from .blame.stall import StallLimits
 from .checking import install_input_checks
 from .communicators import Communicators
@@ -31,16 +31,16 @@ from .context import RankContext
 from .daemons import DaemonWatch
 from .ending import WorldEnding, WorldPhase
 from .epoch import Epoch
-from .event_loop import RANK, InTurn
+from .event_loop import RANK, SerialCaller
 from .failure import Failure
-from .forks import ending_forks, registered_for_forks, stop_loop
-from .future import keeps_thread
+from .forks import ending_forks, registered_for_forks, stop_forked_loop
+from .future import has_waiting_thread
 from .group import GroupRules
 from .handover import Handover
 from .interceptor import Interceptor
 from .interpreter import tuned_interpreter
 from .interrupts import calls_program, deferring_interrupts
-from .memory.buffer_locks import UNFINISHED, BufferLocks, explain
+from .memory.buffer_locks import UNFINISHED, BufferLocks, explain_write_error
 from .message import pending_sends
 from .outstanding import Outstanding
 from .rank import Rank
@@ -113,19 +113,19 @@ class World:
         self.local: frozenset[int] = frozenset(local)
         self._token = trio.lowlevel.current_trio_token()
         self._handover = Handover(self._token)
-        self._engine = self.backend.engine(transport, cluster, self._token, algorithm=algorithm)
+        self._engine = self.backend.make_engine(transport, cluster, self._token, algorithm=algorithm)
         self.communicators: Communicators = (
-            others.communicators(self._engine, transport) if others else self.backend.communicators(self._engine)
+            others.communicators(self._engine, transport) if others else self.backend.make_communicators(self._engine)
         )
-        self.communicators.later = self.backend.later(self._handover)
+        self.communicators.call_later = self.backend.make_call_later(self._handover)
         if check is not None:
-            self.communicators.use(install_input_checks(self.communicators.intercept or Interceptor()))
+            self.communicators.use_interceptor(install_input_checks(self.communicators.intercept or Interceptor()))
         self._cluster, self._processes, self._flight = cluster, others, flight
         self._restart, self._state_dir, self._steps = restart, state_dir, steps
         self._epochs = dict(zip(sorted(local), epochs, strict=bool(epochs)))
-        self._rules, self._in_turn = GroupRules(cluster), InTurn()
+        self._rules, self._in_turn = GroupRules(cluster), SerialCaller()
         self._scope, self._all_closed = trio.CancelScope(), trio.Event()
-        self._open = set(local)  # ranks that are not closed
+        self._open_ranks = set(local)  # ranks that are not closed
         self.described: dict[str, str] = {}  # further entries in the metadata of its timeline
         self._limits = limits or StallLimits()
         self._locks = BufferLocks()
@@ -141,7 +141,7 @@ class World:
         context = RankContext(
             rank=rank,
             now_ns=self.backend.now_ns,
-            soon=self._in_turn.call,
+            call_in_turn=self._in_turn.call,
             record=recorder.append,
             arrays=self.backend,
             locks=self._locks,
@@ -150,19 +150,19 @@ class World:
             handover=self._handover,
             thread=get_ident(),
             pause=self.backend.pause,
-            flight=self._flight.rank(rank, recorder) if self._flight is not None else SpansOnly(recorder.append),
+            flight=self._flight.begin_rank(rank, recorder) if self._flight is not None else SpansOnly(recorder.append),
         )
         node, local_rank = divmod(rank, self._cluster.ranks_per_node or self.size)
-        compute = ComputeStreams(partial(self.backend.compute_stream, context))
+        compute = ComputeStreams(partial(self.backend.make_compute_stream, context))
         rank_object = Rank(
             context, self.backend, compute, self, everybody=everybody, node=node, local_rank=local_rank,
             recorder=recorder, restart=self._restart, state_dir=self._state_dir, epoch=self._epochs.get(rank),
         )  # fmt: skip
-        return LocalRank(rank_object, context, compute, self._members, self.communicators.left)
+        return LocalRank(rank_object, context, compute, self._members, self.communicators.finished_ranks)
 
     # -- life --------------------------------------------------------------------------------------------------
 
-    async def live(
+    async def run_to_end(
         self, main: Callable[..., Awaitable[T]], args: tuple[object, ...], timeout_s: float | None
     ) -> list[T]:
         """Run `main` on every rank until all have ended, and return the results in the order of the ranks.
@@ -177,7 +177,7 @@ class World:
             StallError: The world was stopped, because it got no further or the time was over.
         """
         results: dict[int, T] = {}
-        async with self._processes.attach(self) if self._processes else nullcontext():
+        async with self._processes.exchange_reports(self) if self._processes else nullcontext():
             try:
                 await self._run_ranks(main, args, timeout_s, results)
             except BaseException as error:
@@ -194,9 +194,9 @@ class World:
             ):  # other processes, still attached, report where their ranks wait
                 await self.reports.gather_views()
         if self.ending.failure is not None:  # of a rank here or elsewhere, perhaps reported while views were gathered
-            raise self.ending.rank_error(self.size, self.communicators.left) from self.ending.failure[1]
+            raise self.ending.rank_error(self.size, self.communicators.finished_ranks) from self.ending.failure[1]
         if self.ending.phase is WorldPhase.STOPPED:
-            lines, sentence = self.reports.lines(self.reports.stopped_views), self.reports.sentence()
+            lines, sentence = self.reports.view_lines(self.reports.stopped_views), self.reports.culprit_sentence()
             raise self.ending.stall_error(lines, sentence) from self.ending.raised_after_stop
         return [results[member.context.rank] for member in self._members]
 
@@ -207,17 +207,10 @@ class World:
         timeout_s: float | None,
         results: dict[int, T],
     ) -> None:
-        """Run all ranks to their common end, within the time limit.
-
-        Args:
-            main: The program.
-            args: Its arguments after the rank.
-            timeout_s: Time limit in seconds of the world's clock; None: none.
-            results: Gets the result of each rank here that finishes, by world rank.
-        """
+        """Run all ranks to their common end. `results` gets the result of each that finishes, by world rank."""
         watch = (
             nullcontext() if self.backend.detects_stalls
-            else world_watch(self._members, self._token, self._limits, self._processes, self.give_up)
+            else make_world_watch(self._members, self._token, self._limits, self._processes, self.give_up)
         )  # fmt: skip
         with deferring_interrupts(), registered_for_forks(self), tuned_interpreter(), self._scope, watch:
             try:
@@ -226,23 +219,24 @@ class World:
                         for member in self._members:
                             nursery.start_soon(self._run_rank, member, main, args, results)
                         if self.backend.cleanup_s:
-                            await self._wait_until_closed(nursery)
+                            await self._wait_until_all_closed(nursery)
                     if self._processes:
                         await self._processes.wait_all_finished()
-                        for error in self.communicators.unraised.values():  # ranks differed, and none has raised it
+                        # ranks differed, and none has raised the error
+                        for error in self.communicators.unraised_errors.values():
                             self.fail(min(self.local), error())
             finally:
                 await self._join_threads()
 
     @asynccontextmanager
     async def _time_limit(self, timeout_s: float | None) -> AsyncIterator[None]:
-        """Stop the world after a timeout, unless the block has ended by then."""
+        """Stop the world after that many seconds of its clock, unless the block has ended by then."""
         if timeout_s is None:
             yield
             return
         async with trio.open_nursery() as nursery:
             stop = partial(self.stop, f"did not finish within timeout_s={timeout_s:g}", timeout_s)
-            self.backend.limit(timeout_s, stop, nursery)
+            self.backend.start_time_limit(timeout_s, stop, nursery)
             yield
             nursery.cancel_scope.cancel()
 
@@ -253,8 +247,7 @@ class World:
         """Run the program of one rank, wait for its operations and daemons, and report its end to the world.
 
         All is in this one coroutine: each wait of the program would resume a further one. An error of the rank is
-        reported, not raised; what ends a program from outside, such as a cancellation, is raised. Arguments: see
-        `_run_ranks`; `member` is the rank.
+        reported, not raised. What ends a program from outside, such as a cancellation, is raised.
         """
         context, intercept = member.context, self.communicators.intercept
         RANK.set((context.rank, self.size))
@@ -267,7 +260,7 @@ class World:
                             with trio.CancelScope() as context.program:
                                 program = partial(call_program, main, member.rank, args)
                                 results[context.rank] = await (
-                                    program() if intercept is None else intercept.live(program, context)
+                                    program() if intercept is None else intercept.run_program(program, context)
                                 )
                         except BaseException as raised:
                             # its own error; else it was cancelled because of that failure, which is raised below
@@ -278,18 +271,18 @@ class World:
                                 raise
                         finally:
                             context.program = None
-                            context.end_steps()
-                        _raise_unawaited(context, when_cancelled)
+                            context.end_open_steps()
+                        _raise_unawaited_error(context, when_cancelled)
                     # the tasks of the program end before the daemons
                     await context.outstanding.drain(lambda each: isinstance(each, TaskFuture) and not each.daemon)
                     await self._daemon_watch.end_daemons(context.outstanding)
                     await context.outstanding.drain()
                 except BaseException as raised:  # in the open nursery: unfinished operations may need a task
-                    error = await self._end_failed(member, raised)
+                    error = await self._end_failed_rank(member, raised)
                     if error is raised:
                         raise
                     raise error from None
-                self._abandon(member)
+                self._abandon_rank(member)
         except BaseException as raised:
             failed, stopped = split_stops(raised, stops=_STOPS)
             if failed is None:
@@ -302,30 +295,28 @@ class World:
                 raise stopped from None
         else:
             if self._processes:
-                self._processes.send_left(context.rank)
-            self.communicators.rank_left(context.rank)
+                self._processes.send_finished(context.rank)
+            self.communicators.on_rank_left(context.rank)
             context.flight.record_finished()
 
-    async def _end_failed(self, member: LocalRank, raised: BaseException) -> BaseException:
-        """End the operations and daemons of a rank that has failed or is stopped. Return its error to show.
+    async def _end_failed_rank(self, member: LocalRank, raised: BaseException) -> BaseException:
+        """End the operations and daemons of a rank that has failed or is stopped.
 
-        Args:
-            member: The rank.
-            raised: What its program, or the wait for its operations, has raised. It is returned, with notes, unless it
-                cannot be shown.
+        Return `raised`, what its program or the wait for its operations has raised, with notes; another error if it
+        cannot be shown.
         """
         context, error = member.context, make_presentable(raised)
         if hint := find_hint(error):
             error.add_note(hint)
-        explain(unwrap_single_error(error), list(context.outstanding.operations), UNFINISHED)
+        explain_write_error(unwrap_single_error(error), list(context.outstanding.operations), UNFINISHED)
         own, _ = split_stops(error, stops=_STOPS)
         if own is None:  # the rank has not failed by itself
-            self._record_views({context.rank: place_in(error)})
+            self._record_views({context.rank: program_line_in(error)})
         if is_interrupt(error):
             self.ending.interrupt(context.rank)
         if own is not None and context.failure is None:
             context.failure = Failure(unwrap_single_error(own), seen=True)
-        self._abandon(member)
+        self._abandon_rank(member)
         assert context.nursery is not None
         context.nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
@@ -335,9 +326,9 @@ class World:
         return error
 
     def _world_error(self) -> BaseException | None:
-        """Return the error of this world, or None if no rank has failed."""
+        """Return None if no rank has failed."""
         is_failed = self.ending.phase is WorldPhase.FAILED
-        return self.ending.rank_error(self.size, self.communicators.left) if is_failed else None
+        return self.ending.rank_error(self.size, self.communicators.finished_ranks) if is_failed else None
 
     def _fail_unless_consequence(self, context: RankContext) -> None:
         """Fail the world with the failure of a rank, if it has one that is no consequence of another rank's."""
@@ -345,10 +336,10 @@ class World:
         if error is not None and not (self._processes and self._is_consequence(context.rank, error)):
             self.fail(context.rank, error)
 
-    async def wait_until_received(self) -> None:
+    async def wait_until_sends_received(self) -> None:
         """Wait until messages of the ranks here are received, or their receivers have issued no receives for them."""
         announced, shared = -1, self.communicators
-        shared.closing.update(member.context.rank for member in self._members)
+        shared.closing_ranks.update(member.context.rank for member in self._members)
         while sends := [send for member in self._members for send in pending_sends(member.context.outstanding)]:
             # Ranks that wait here issue nothing more. Other processes learn it once, or two that send to each other
             # would wait for ever. A receive from any source counts for all senders; they learn it when it has chosen.
@@ -358,30 +349,30 @@ class World:
                 announced = undecided
             for send in sends:
                 if shared.inbox.is_unwanted(send):
-                    send.drop()
+                    send.end_unreceived()
             await trio.sleep(_RECEIVED_S)
 
-    def _abandon(self, member: LocalRank) -> None:
-        """Fail all unfinished operations of a rank, and let it start no others."""
+    def _abandon_rank(self, member: LocalRank) -> None:
+        """Fail all its unfinished operations, and let it start no others."""
         member.context.closed = True
         member.context.deadlines.stop()
-        member.context.outstanding.abandon(member.context.end_error)
+        member.context.outstanding.abandon_all(member.context.closed_rank_error)
         member.compute.stop()  # afterwards: a function that its thread is about to call must have failed then
-        self._open.discard(member.context.rank)
-        if not self._open:
+        self._open_ranks.discard(member.context.rank)
+        if not self._open_ranks:
             self._all_closed.set()
 
-    def _abandon_all(self) -> None:
-        """Abandon all ranks: no one may start an operation while another one's fail."""
+    def _abandon_all_ranks(self) -> None:
+        """No rank may start an operation while those of another one fail, so all are closed first."""
         for member in self._members:
             member.context.closed = True
         for member in self._members:
-            self._abandon(member)
+            self._abandon_rank(member)
 
     async def _join_threads(self) -> None:
         """Fail unfinished operations, wait for running computations, and end all threads."""
         with trio.CancelScope(shield=True):
-            self._abandon_all()
+            self._abandon_all_ranks()
             try:
                 for member in self._members:
                     await member.wait_for_computes()
@@ -395,12 +386,12 @@ class World:
         """Record the error of a rank here; the first culprit ends the world.
 
         The culprit may be another rank, if the error names one. Later errors are recorded if they are no consequences.
-        What a stop of the world has caused is no failure: `live` raises the stop itself.
+        What a stop of the world has caused is no failure: `run_to_end` raises the stop itself.
         """
         culprit, cause = find_origin(rank, error)
-        if self.ending.absorbs(cause):
+        if self.ending.accepts_as_consequence(cause):
             return
-        doing = self.reports.doing(culprit)
+        doing = self.reports.unfinished_lines(culprit)
         if self.end_by_culprit(culprit, cause, doing):
             if self._processes:  # after it is recorded: the report may fail as well
                 self._processes.send_failure(culprit, cause, doing)
@@ -423,13 +414,15 @@ class World:
             return False
         if self._flight is not None:
             here = culprit in self.local and not isinstance(cause, (PeerError, RemoteError, TransportError))
-            self._flight.end("failed", rank=culprit, line=f"{in_one_line(cause)}{where(cause)}", began_here=here)
-        self._abandon_all()
-        self._scope.cancel(reason=f"rank {culprit} failed: {in_one_line(cause)}")
+            self._flight.record_world_end(
+                "failed", rank=culprit, line=f"{one_line_text(cause)}{error_place(cause)}", began_here=here
+            )
+        self._abandon_all_ranks()
+        self._scope.cancel(reason=f"rank {culprit} failed: {one_line_text(cause)}")
         return True
 
     def _is_consequence(self, rank: int, error: BaseException) -> bool:
-        """Whether an error looks like the consequence of an error in another process, whose report is on its way."""
+        """Whether an error looks like the consequence of one in another process, whose report is on its way."""
         culprit, cause = find_origin(rank, error)
         evident = isinstance(cause, LinkLostError) and cause.evident
         return culprit not in self.local or (isinstance(cause, TransportError) and not evident)
@@ -441,18 +434,18 @@ class World:
             member.context.closed = True
             member.context.outstanding.settle_all(self.ending.peer_error)
         if any(member.context.thread == get_ident() for member in self._members):
-            stop_loop(self.ending.peer_error)
+            stop_forked_loop(self.ending.peer_error)
 
-    def let_threads_in(self) -> None:
+    def let_threads_issue(self) -> None:
         """Let threads issue and end small operations without waking the sleeping loop.
 
         Only the loop's thread may call this.
         """
-        self._handover.let_threads_in(self._fail_interrupted)
+        self._handover.allow_work_in_place(self._fail_by_interrupt)
 
-    def _fail_interrupted(self, error: BaseException) -> None:
+    def _fail_by_interrupt(self, error: BaseException) -> None:
         """End the world because Ctrl-C interrupted a thread in the loop's place."""
-        text = text_of(error) or "it came in the midst of an operation"
+        text = error_text(error) or "it came in the midst of an operation"
         self.fail(min(self.local), RemoteError(type_name(error), text))
 
     def locate_programs_by(self, place: Callable[[], str]) -> None:
@@ -486,21 +479,18 @@ class World:
         self.ending.stop(reason, timeout_s)
         self.reports.record_views()
         if self._flight is not None:  # before the ranks are stopped: what ends later was unfinished
-            self._flight.end("stalled", rank=None, line=f"StallError: the world {reason}", began_here=True)
+            self._flight.record_world_end("stalled", rank=None, line=f"StallError: the world {reason}", began_here=True)
         if self._processes:
             self._processes.send_views(self.reports.stopped_views, reason)
         self._scope.cancel(reason=f"the world {reason}")
         if not self.backend.cleanup_s:
-            self._abandon_all()
+            self._abandon_all_ranks()
 
-    async def _wait_until_closed(self, nursery: trio.Nursery) -> None:
+    async def _wait_until_all_closed(self, nursery: trio.Nursery) -> None:
         """Wait until all ranks here are closed, also those that a stop, Ctrl-C or the caller ends.
 
-        Their programs may use the world to clean up: after a stop for `Backend.cleanup_s`, then they are abandoned.
-        An operation for which a thread waits fails at once, for no cancellation ends that wait.
-
-        Args:
-            nursery: Runs the ranks; this is called in its block.
+        Their programs may use the world to clean up: after a stop for `Backend.cleanup_s`, then they are abandoned. An
+        operation for which a thread waits fails at once, for no cancellation ends that wait.
         """
         try:
             await self._all_closed.wait()
@@ -510,20 +500,20 @@ class World:
             nursery.cancel_scope.cancel()
             over_s = inf
             try:
-                while self._open:
+                while self._open_ranks:
                     now_s = trio.current_time()
                     if self.ending.phase is WorldPhase.STOPPED:
                         over_s = min(over_s, now_s + self.backend.cleanup_s)
                     if now_s >= over_s:
-                        self._abandon_all()
+                        self._abandon_all_ranks()
                     for context in (member.context for member in self._members):
                         for operation in reversed(list(context.outstanding.operations)):
-                            if keeps_thread(operation):
-                                operation.abandon(context.end_error())
+                            if has_waiting_thread(operation):
+                                operation.abandon(context.closed_rank_error())
                     with trio.move_on_after(_THREADS_S, shield=True):
                         await self._all_closed.wait()
             finally:  # at a second Ctrl-C
-                self._abandon_all()
+                self._abandon_all_ranks()
             raise
 
     def _fail_with_unseen_error(self) -> bool:
@@ -539,20 +529,19 @@ class World:
     def _record_views(self, places: Mapping[int, str]) -> None:
         """Record what each rank does when the first one stops, unless a culprit is known; report it before any wait.
 
-        Args:
-            places: Lines of programs that are being unwound, by rank.
+        `places` has lines of programs that are being unwound, by rank.
         """
         if not self.reports.stopped_views and self.ending.failure is None:
-            self.reports.stopped_views = self.reports.views(places)
+            self.reports.stopped_views = self.reports.present_views(places)
             if self._processes:
                 self._processes.send_views(self.reports.stopped_views, "")
 
-    def end_by_signal(self, signal_name: str) -> None:
+    def report_signal(self, signal_name: str) -> None:
         """Report to the other processes that a signal ends this one."""
         if self._processes and self.ending.failure is None:
             rank = min(self.local)
             self._processes.send_failure(
-                rank, RemoteError(signal_name, "a signal ended its process"), self.reports.doing(rank)
+                rank, RemoteError(signal_name, "a signal ended its process"), self.reports.unfinished_lines(rank)
             )
 
     def record_wire_event(self, line: str) -> None:
@@ -564,17 +553,22 @@ class World:
 
     def check_group(self, ranks: tuple[int, ...]) -> None:
         """Raise `topology.TopologyError` if the cluster does not allow such a group; the first member checks."""
-        self._rules.check(ranks)
+        self._rules.check_group(ranks)
 
     def recorders(self) -> list[Recorder]:
         """Return the recorders of the ranks here."""
         return [member.rank.recorder for member in self._members]
 
-    def facts(self) -> dict[str, str]:
+    def run_facts(self) -> dict[str, str]:
         """Return facts about the run for its timeline."""
         cluster = self._cluster  # named as `topology.cluster` makes it again
         lnc = f" lnc={cluster.lnc}" if len(cluster.machine.chip.lnc) > 1 else ""
-        meta = {"script": sys.argv[0], "cluster": f"{cluster.name}{lnc}", **self.backend.meta(), **self.described}
+        meta = {
+            "script": sys.argv[0],
+            "cluster": f"{cluster.name}{lnc}",
+            **self.backend.timeline_metadata(),
+            **self.described,
+        }
         if ended := _ENDED.get(self.ending.phase):
             meta[ENDED] = ended
         starved = {member.rank.rank: member.compute.starved_share for member in self._members}
@@ -584,17 +578,14 @@ class World:
 
     def timeline(self) -> Timeline:
         """Return the timeline that the ranks here have recorded until now."""
-        meta = self.facts()
+        meta = self.run_facts()
         return Timeline.collect(self.recorders(), world_size=self.size, clock=self.backend.name, meta=meta)
 
 
-def _raise_unawaited(context: RankContext, raised: BaseException | None) -> None:
+def _raise_unawaited_error(context: RankContext, raised: BaseException | None) -> None:
     """Raise the error that has cancelled a rank's program, if one has: an error of its own code that nobody awaited.
 
-    Args:
-        context: Context of the rank.
-        raised: Error that the program raised when it was cancelled; both errors are raised in a group, as by a nursery.
-            None if the program raised none.
+    If the program `raised` another one when it was cancelled, both are raised in a group, as by a nursery.
     """
     if context.failure is None:
         return

@@ -34,8 +34,8 @@ class VirtualClock(trio.abc.Clock):
     def current_time(self) -> float:
         """Return the present in seconds.
 
-        The first call after `jump(expire=True)` is Trio's search for expired deadlines. It gets the end of the present
-        nanosecond, so that all deadlines that are rounded to it have passed.
+        The first call after `jump_to(expire=True)` is Trio's search for expired deadlines. It gets the end of the
+        present nanosecond, so that all deadlines that are rounded to it have passed.
         """
         if self._expire_s is not None:
             expire_s, self._expire_s = self._expire_s, None
@@ -46,11 +46,11 @@ class VirtualClock(trio.abc.Clock):
         """Return the seconds that Trio may sleep: 0 for a deadline that has passed, else until the kernel wakes it."""
         return 0 if deadline <= self._now_s else _FOREVER_S
 
-    def nearest_ns(self, deadline_s: float) -> int:
+    def deadline_instant_ns(self, deadline_s: float) -> int:
         """Return a deadline as an instant: rounded to nanoseconds, and not before now."""
         return max(self.now_ns, round(deadline_s * 1e9))
 
-    def jump(self, time_ns: int, *, expire: bool = False) -> None:
+    def jump_to(self, time_ns: int, *, expire: bool = False) -> None:
         """Move the clock to an instant.
 
         Args:

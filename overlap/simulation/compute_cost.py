@@ -95,14 +95,9 @@ class Roofline:
         return (counted_s, "flops") if counted_s >= moved_s else (moved_s, "memory")
 
     def _time_at_rate_s(self, argument: str, name: str, amount: float, rate: float | None, efficiency: float) -> float:
-        """Return the time of an amount at a share of a rate; refuse an amount whose rate is unknown.
+        """Return the time of an amount at a share of a rate; refuse an amount whose rate is unknown. 0 takes no time.
 
-        Args:
-            argument: Name of the amount, for the error.
-            name: Name of the compute, for the error.
-            amount: Number of operations or bytes; 0 takes no time, whatever the rate.
-            rate: Operations or bytes per second; None: unknown.
-            efficiency: Share of the rate that computes reach.
+        `argument` is the name of the amount, `name` that of the compute, both for the error.
         """
         if not amount:
             return 0.0
@@ -199,7 +194,7 @@ class ComputeCosts:
         if flops is None and bytes_moved is None:
             if self.unknown_s is None:
                 raise UsageError(self._unknown_cost_text(name))
-            _report_unknown(self.unknown_s)
+            _report_unknown_costs(self.unknown_s)
             return round(self.unknown_s * 1e9), "seconds"
         time_s, limit = self.roofline.time_s(name, flops=flops or 0.0, bytes_moved=bytes_moved or 0.0)
         return round(time_s * 1e9), limit
@@ -218,7 +213,7 @@ class ComputeCosts:
 
 
 @cache
-def _report_unknown(cost_s: float) -> None:
+def _report_unknown_costs(cost_s: float) -> None:
     """Print, once in a process (because of `cache`), how long computes without a cost take."""
     notify(
         f"computes without a cost take {format_s(cost_s)} on the virtual clock; rank.compute(f, x, seconds=1e-3) "

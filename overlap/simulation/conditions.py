@@ -71,7 +71,7 @@ class Conditions:
 
     def is_straggler(self, rank: int) -> bool:
         """Whether a rank computes slowly."""
-        return rank in self.stragglers or _seeded_share(self.seed, f"rank {rank}") < self.straggler_share
+        return rank in self.stragglers or _random_share(self.seed, f"rank {rank}") < self.straggler_share
 
 
 def _check_range(name: str, value: float, expected: str, is_valid: bool) -> None:
@@ -80,7 +80,7 @@ def _check_range(name: str, value: float, expected: str, is_valid: bool) -> None
         raise UsageError(f"{name}: expected {expected}, got {value!r}")
 
 
-def _seeded_share(seed: int, name: str) -> float:
+def _random_share(seed: int, name: str) -> float:
     """Return a number in [0, 1) that depends on seed and name only, the same with every version of Python."""
     return Random(f"{seed} {name}").random()
 
@@ -98,7 +98,7 @@ class Jitter:
         self._jitter = conditions.jitter
         self._factor = conditions.straggler_factor if conditions.is_straggler(rank) else 1.0
 
-    def compute_ns(self, cost_ns: int) -> int:
+    def next_compute_ns(self, cost_ns: int) -> int:
         """Return the time of the rank's next compute, given its time on a perfect machine; draws a random number."""
         if not self._jitter:
             return cost_ns if self._factor == 1 else round(cost_ns * self._factor)
@@ -118,7 +118,7 @@ class SlowWires:
         self._conditions = conditions
         self._bandwidth_shares: dict[int, float] = {}
 
-    def slow_placement(self, placement: Placement) -> Placement:
+    def placement_with_slow_wires(self, placement: Placement) -> Placement:
         """Return a placement whose slow wires have less bandwidth; `placement` itself if no wires are slow."""
         conditions = self._conditions
         if conditions.slow_wire_factor == 1 or not conditions.slow_wire_share:
@@ -129,7 +129,7 @@ class SlowWires:
         """Return the share of the bandwidth that a wire has left: `slow_wire_factor` if it is slow, else 1."""
         if wire not in self._bandwidth_shares:
             conditions = self._conditions
-            slow = _seeded_share(conditions.seed, placement.describe(wire)) < conditions.slow_wire_share
+            slow = _random_share(conditions.seed, placement.describe(wire)) < conditions.slow_wire_share
             self._bandwidth_shares[wire] = conditions.slow_wire_factor if slow else 1.0
         return self._bandwidth_shares[wire]
 

@@ -1,7 +1,7 @@
 """Collectives, messages and computes in flight on one cluster, in virtual time. Pure; no Trio.
 
-At each instant three functions are called: `advance` returns the ranks that are done with a transfer, `start` starts
-new transfers, and `update_rates` returns the next instant at which a rank will be done.
+At each instant three functions are called: `advance_to` returns the ranks that are done with a transfer,
+`start_transfers` starts new transfers, and `update_rates` returns the next instant at which a rank will be done.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from topology import Cluster
 from ..collectives.placement import Ints
 from ..cost.option import AlgorithmOption
 from ..cost.parameters import cost_parameters
-from ..cost.remembered import Remembered
+from ..cost.remembered import LimitedCache
 from .conditions import CALM, NO_INTERFERENCE, Conditions, Interference, SlowWires
 from .demand import Demand, Pricing
 from .flow import Flow
@@ -116,7 +116,7 @@ class SimulatedFabric:
         self.cluster, self.interference = cluster, interference
         self.resources, self._slow = Resources(cluster), SlowWires(conditions)
         figures = cost_parameters(cluster, peer_direct=peer_direct)
-        self._collectives = Remembered[AlgorithmOption, Pricing](_MOST_PRICINGS)
+        self._collectives = LimitedCache[AlgorithmOption, Pricing](_MOST_PRICINGS)
         self._messages = SimulatedMessages(figures, self.resources, self._slow)
         self._fluid, self._interfering = Fluid(), not interference.off
         self._communicating = np.zeros(cluster.world_size, np.int64)
@@ -139,7 +139,7 @@ class SimulatedFabric:
         priority: int = 0,
         lane: object = None,
     ) -> FabricTransfer:
-        """Return the transfer of a collective; call `start` with it when the last rank arrives.
+        """Return the transfer of a collective; call `start_transfers` with it when the last rank arrives.
 
         Args:
             key: Key of the transfer.
@@ -151,13 +151,13 @@ class SimulatedFabric:
             priority: Priority; lower is more urgent.
             lane: Lane of the collective, in which older transfers come first; by default none.
         """
-        pricing = self._collectives.find(
+        pricing = self._collectives.find_or_compute(
             option, lambda: Pricing(option, np.asarray(ranks, np.int64), self.resources, self._slow)
         )
         late_ns = arrivals_ns - arrivals_ns.min()
         return FabricTransfer(key, kind, pricing.demand(nbytes, late_ns), priority=priority, lane=lane)
 
-    def message(
+    def message_transfer(
         self,
         key: tuple[object, ...],
         src: int,
@@ -168,7 +168,7 @@ class SimulatedFabric:
         priority: int = 0,
         lane: object = None,
     ) -> FabricTransfer:
-        """Return the transfer of a message; call `start` with it when the later of the two ranks arrives.
+        """Return the transfer of a message; call `start_transfers` with it when the later of the two ranks arrives.
 
         Args:
             key: Key of the transfer.
@@ -199,24 +199,24 @@ class SimulatedFabric:
 
     # -- time ----------------------------------------------------------------------------------------------------
 
-    def start(self, now_ns: int, transfers: Iterable[FabricTransfer]) -> None:
+    def start_transfers(self, now_ns: int, transfers: Iterable[FabricTransfer]) -> None:
         """Start transfers at the present instant."""
         transfers = list(transfers)
-        self._fluid.start(now_ns, transfers)
+        self._fluid.start_flows(now_ns, transfers)
         if self._interfering:
             for transfer in transfers:
                 self._active_counts(transfer)[transfer.ranks] += 1
 
     def update_rates(self, now_ns: int) -> int | None:
-        """Compute the rates from now on; return the next instant for `advance`, None if nothing is in flight."""
+        """Compute the rates from now on; return the next instant for `advance_to`, None if nothing is in flight."""
         if self._interfering:
-            self._cap_overlapped()
+            self._cap_overlapped_rates()
         return self._fluid.update_rates(now_ns)
 
-    def advance(self, now_ns: int) -> list[ReachedRanks]:
+    def advance_to(self, now_ns: int) -> list[ReachedRanks]:
         """Move all transfers to an instant; return the ranks that are done then, in the order of transfers' keys."""
         reached = []
-        for flow, mark in self._fluid.advance(now_ns):
+        for flow, mark in self._fluid.advance_to(now_ns):
             assert isinstance(flow, FabricTransfer)
             last = mark + 1 == len(flow.marks_ns)
             reached.append(ReachedRanks(flow, flow.demand.positions[mark], last))
@@ -228,7 +228,7 @@ class SimulatedFabric:
         """Return the array, by rank, that counts transfers of this kind in flight: computes, or communication."""
         return self._computing if transfer.computes else self._communicating
 
-    def _cap_overlapped(self) -> None:
+    def _cap_overlapped_rates(self) -> None:
         """Limit the rates of computes and of communication that overlap on a rank, by the factors of `interference`."""
         for flow in self._fluid.flows:
             assert isinstance(flow, FabricTransfer)
@@ -237,4 +237,4 @@ class SimulatedFabric:
             else:
                 overlapped, factor = self._computing[flow.ranks], self.interference.of_communication(flow.kind)
             # A factor on the time is its inverse on the rate.
-            self._fluid.cap(flow, 1 / factor if overlapped.any() else 1.0)
+            self._fluid.cap_rate(flow, 1 / factor if overlapped.any() else 1.0)

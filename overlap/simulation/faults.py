@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from random import Random
 
 from ..errors import UsageError
-from ..runtime.trio_private import task_order
+from ..runtime.trio_private import ordering_tasks
 
 # Ranges from which a seed draws by default, evenly on a logarithmic scale. In a program of ten to ten thousand
 # operations, some seeds then disturb a single operation, and some every other operation.
@@ -126,11 +126,11 @@ class Fates:
         text = f"the same again: clock=overlap.Virtual(faults=overlap.{self.faults})"
         return f"{text} or `overlap simulate --fault-seed {self.faults.seed}`" if self.faults.only_seeded else text
 
-    def cause(self, rank: int) -> str:
+    def fault_origin(self, rank: int) -> str:
         """Return the origin of a rank's fault, for messages; subclasses may distinguish ranks."""
         return f"planned by {self.faults}"
 
-    def next_fate(self, rank: int, step: int | None = None) -> Fate:
+    def draw_next_fate(self, rank: int, step: int | None = None) -> Fate:
         """Draw the faults of a rank's next compute or operation.
 
         Args:
@@ -147,7 +147,7 @@ class Fates:
             dies_at=dying_at if dies < self._death else None,
         )
 
-    def compute_ns(self, rank: int, cost_ns: int, step: int | None = None) -> int:
+    def slowed_compute_ns(self, rank: int, cost_ns: int, step: int | None = None) -> int:
         """Return the time of a compute on a rank: `cost_ns`, or a multiple of it if the seed made the rank slow.
 
         Args:
@@ -165,31 +165,25 @@ class Fates:
     def _draw_probability(self, name: str, fixed: float | None, scale: tuple[float, float]) -> float:
         """Return the probability of a kind of fault: `fixed`, or one that the seed draws, 0 in half of all cases.
 
-        Args:
-            name: Name of the kind.
-            fixed: The probability that the program has given; None: the seed draws it.
-            scale: Least and greatest probability that is drawn.
+        `scale` has the least and the greatest probability that is drawn.
         """
         if fixed is None and self._random_source(f"whether {name}").random() < 0.5:
             return 0.0
         return self._draw_on_scale(name, fixed, scale)
 
     def _draw_on_scale(self, name: str, fixed: float | None, scale: tuple[float, float]) -> float:
-        """Return `fixed`, or a value that the seed draws evenly on a logarithmic scale.
-
-        Arguments: see `_draw_probability`.
-        """
+        """Return `fixed`, or a value that the seed draws evenly on a logarithmic scale, between the ends of `scale`."""
         least, most = scale
         share = self._random_source(name).random()
         return fixed if fixed is not None else float(least * (most / least) ** share)
 
-    def ordering_tasks(self) -> AbstractContextManager[None]:
+    def order_tasks(self) -> AbstractContextManager[None]:
         """Return a context in which Trio runs tasks that are ready at the same time shuffled by the seed, or by age.
 
         Raises:
             UsageError: In the ``with``, if this version of Trio has no way to choose the order.
         """
-        return task_order(self._random_source("tasks") if self.faults.reorder else _FixedOrder())
+        return ordering_tasks(self._random_source("tasks") if self.faults.reorder else _FixedOrder())
 
 
 class _FixedOrder(Random):

@@ -20,7 +20,7 @@ from ..collectives.placement import Floats, Ints
 _QUANTUM = 2.0**40
 
 
-def quantise(shares: Floats) -> Floats:
+def quantise_shares(shares: Floats) -> Floats:
     """Return shares limited to 1 and rounded down to whole multiples of 2**-40."""
     return np.floor(np.minimum(shares, 1.0) * _QUANTUM) / _QUANTUM
 
@@ -159,7 +159,7 @@ class Occupancy:
         """Whether flows on scarce resources have changed, so that rates have to be computed."""
         return bool(self._changed_resources or self._changed_arrays)
 
-    def add(self, flow: Flow) -> None:
+    def add_flow(self, flow: Flow) -> None:
         """Add the needs of a flow's present section."""
         section = flow.section
         if section.most >= len(self._load):
@@ -167,7 +167,7 @@ class Occupancy:
         if len(section.needs) >= _WIDE_NEEDS:
             self._wide[flow] = None
             self._load_view[section.resources] += section.shares
-            self._mark_scarce(flow)
+            self._record_scarce_resources(flow)
             return
         load, users = self._load, self._users
         self._narrow_flows += bool(section.needs)
@@ -187,17 +187,17 @@ class Occupancy:
         self._load = self._load + array("d", bytes(added * self._load.itemsize))
         self._load_view = np.frombuffer(self._load)
 
-    def _mark_scarce(self, flow: Flow) -> None:
+    def _record_scarce_resources(self, flow: Flow) -> None:
         """Record the scarce resources of a wide flow that is added or removed."""
         if len(scarce := self._scarce_resources(flow)):
             self._changed_arrays.append(scarce)
 
-    def remove(self, flow: Flow) -> None:
-        """Remove the needs of a flow's present section, which `add` has added."""
+    def remove_flow(self, flow: Flow) -> None:
+        """Remove the needs of a flow's present section, which `add_flow` has added."""
         section = flow.section
         if len(section.needs) >= _WIDE_NEEDS:
             del self._wide[flow]
-            self._mark_scarce(flow)
+            self._record_scarce_resources(flow)
             self._load_view[section.resources] -= section.shares
             return
         load, users = self._load, self._users
@@ -215,22 +215,17 @@ class Occupancy:
             return not len(self._scarce_resources(flow))
         return not any(self._load[number] > 1 for number in flow.section.needs)
 
-    def take_affected(self) -> dict[Flow, None]:
+    def take_affected_flows(self) -> dict[Flow, None]:
         """Return the flows on scarce resources whose flows have changed, and forget these changes."""
         numbers, self._changed_resources = self._changed_resources, set()
         arrays, self._changed_arrays = self._changed_arrays, []
-        return self._find_users(numbers, arrays)
+        return self._find_flows_using(numbers, arrays)
 
     def _scarce_resources(self, flow: Flow) -> Ints:
         return flow.section.resources[self._load_view[flow.section.resources] > 1]
 
-    def _find_users(self, numbers: Collection[int], arrays: Sequence[Ints] = ()) -> dict[Flow, None]:
-        """Return the flows that need any of the given resources.
-
-        Args:
-            numbers: Numbers of resources.
-            arrays: Further numbers, as arrays.
-        """
+    def _find_flows_using(self, numbers: Collection[int], arrays: Sequence[Ints] = ()) -> dict[Flow, None]:
+        """Return the flows that need any of the given resources; `arrays` are further numbers."""
         users: dict[Flow, None] = {}
         for number in numbers:
             users.update(self._users.get(number, {}))
@@ -258,7 +253,7 @@ class Occupancy:
         for member in todo:  # the list grows in the loop
             further = {number for number in member.section.needs if load[number] > 1 and number not in scarce}
             scarce |= further
-            users = self._find_users(further)
+            users = self._find_flows_using(further)
             todo += users.keys() - crowd.keys()
             crowd.update(users)
         return sorted(crowd, key=_age), scarce
@@ -271,7 +266,7 @@ class Occupancy:
             scarce = self._scarce_resources(member)
             further = scarce[~visited[scarce]]
             visited[further] = True
-            users = self._find_users((), [further])
+            users = self._find_flows_using((), [further])
             todo += users.keys() - crowd.keys()
             crowd.update(users)
         return sorted(crowd, key=_age), np.flatnonzero(visited)

@@ -46,7 +46,7 @@ class Fluid:
         """By resource number, the share of its capacity that the flows need if each has rate 1; above 1: overloaded."""
         return self._occupancy.loads
 
-    def start(self, now_ns: int, flows: Iterable[Flow]) -> None:
+    def start_flows(self, now_ns: int, flows: Iterable[Flow]) -> None:
         """Start flows at an instant, not before the last one. Their keys must differ from those of flows in flight."""
         for flow in sorted(flows, key=_flow_key):
             assert flow.key not in self._flows, f"{flow.key} is in flight"
@@ -54,22 +54,22 @@ class Fluid:
             flow.age = self._started
             self._started += 1
             self._flows[flow.key] = flow
-            self._schedule_next(flow)
-            self._occupancy.add(flow)
+            self._schedule_next_mark(flow)
+            self._occupancy.add_flow(flow)
 
-    def cap(self, flow: Flow, most: float) -> None:
+    def cap_rate(self, flow: Flow, most: float) -> None:
         """Limit the rate of a flow to `most`, from the next `update_rates` on."""
         if flow.cap != most:
             flow.cap = most
             self._outdated[flow] = None
 
     def update_rates(self, now_ns: int) -> int | None:
-        """Compute the rates, once all flows of this instant have started; return the next instant for `advance`.
+        """Compute the rates, once all flows of this instant have started; return the next instant for `advance_to`.
 
         It is that of the next mark or section of a flow; None if no flow will reach one at the present rates.
         """
         if self._outdated or self._occupancy.needs_rates:
-            self._update_rates(now_ns)
+            self._recompute_rates(now_ns)
         while self._due_heap:
             due_ns = self._due_heap[0]
             if any(flow._due_ns == due_ns for flow in self._due[due_ns]):
@@ -77,7 +77,7 @@ class Fluid:
             del self._due[heappop(self._due_heap)]
         return None
 
-    def advance(self, now_ns: int) -> list[tuple[Flow, int]]:
+    def advance_to(self, now_ns: int) -> list[tuple[Flow, int]]:
         """Move to an instant; return the marks that are reached then, as (flow, index of the mark), by key of the flow.
 
         The last mark ends its flow. Call `update_rates` before the next instant.
@@ -96,7 +96,7 @@ class Fluid:
                         if flow._mark == len(flow.marks_ns):
                             self._end_flow(flow)
                         else:
-                            self._schedule_next(flow)
+                            self._schedule_next_mark(flow)
         return reached
 
     def _end_flow(self, flow: Flow) -> None:
@@ -104,22 +104,22 @@ class Fluid:
         del self._flows[flow.key]
         # This makes all entries of the flow in `_due` out of date.
         flow._due_ns = -1
-        self._occupancy.remove(flow)
+        self._occupancy.remove_flow(flow)
         self._outdated.pop(flow, None)
 
     def _enter_next_section(self, flow: Flow) -> None:
         """Let a flow enter its next section, which needs other resources; its rate may change."""
-        self._occupancy.remove(flow)
+        self._occupancy.remove_flow(flow)
         flow._section += 1
         flow.section = flow.sections[flow._section]
-        self._occupancy.add(flow)
+        self._occupancy.add_flow(flow)
         # A flow below its cap may become faster or slower. A flow at its cap can only become slower: then a resource of
         # the new section is scarce, which the occupancy has recorded.
         if flow.rate != flow.cap:
             self._outdated[flow] = None
-        self._schedule_next(flow)
+        self._schedule_next_mark(flow)
 
-    def _schedule_next(self, flow: Flow) -> None:
+    def _schedule_next_mark(self, flow: Flow) -> None:
         """Record the instant at which a flow reaches its next mark or the end of its section; none at rate 0."""
         rate = flow.rate
         if not rate:
@@ -138,10 +138,10 @@ class Fluid:
 
     # -- sharing -------------------------------------------------------------------------------------------------
 
-    def _update_rates(self, now_ns: int) -> None:
+    def _recompute_rates(self, now_ns: int) -> None:
         """Compute new rates for all flows that recent changes may affect."""
         outdated, self._outdated = self._outdated, {}
-        outdated.update(self._occupancy.take_affected())
+        outdated.update(self._occupancy.take_affected_flows())
         rated: set[Flow] = set()
         for flow in outdated:
             if flow in rated:
@@ -152,10 +152,10 @@ class Fluid:
             else:
                 crowd, scarce = self._occupancy.connected_flows(flow)
                 rated.update(crowd)
-                for member, rate in zip(crowd, self._rates.of(crowd, scarce), strict=True):
+                for member, rate in zip(crowd, self._rates.find_rates(crowd, scarce), strict=True):
                     self._set_rate(member, now_ns, rate)
 
     def _set_rate(self, flow: Flow, now_ns: int, rate: float) -> None:
         if rate != flow.rate:
             flow._change_rate(now_ns, rate)
-            self._schedule_next(flow)
+            self._schedule_next_mark(flow)

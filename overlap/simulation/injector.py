@@ -45,7 +45,7 @@ class FaultInjector(Interceptor):
         self._lives: dict[int, trio.CancelScope] = {}  # cancels the program of a rank, by rank
         self._delayed: dict[Operation, object] = {}  # operations that arrive later, each with a token of its delay
 
-    async def live(self, program: Callable[[], Awaitable[T]], context: RankContext) -> T:
+    async def run_program(self, program: Callable[[], Awaitable[T]], context: RankContext) -> T:
         """Run a rank's program and return its result; if the rank dies, wait until the world cancels this task.
 
         Args:
@@ -67,7 +67,7 @@ class FaultInjector(Interceptor):
             if rank not in self.fates.dead:  # errors of a dead rank's program are dropped
                 raise
         await trio.sleep_forever()
-        raise AssertionError("this is a bug in overlap: the dead are only cancelled")
+        raise AssertionError("this is a bug in overlap, please report it: the dead are only cancelled")
 
     # -- operations ----------------------------------------------------------------------------------------------------
 
@@ -81,27 +81,27 @@ class FaultInjector(Interceptor):
         context = operation.context
         if context.rank in self.fates.dead:
             return
-        fate = self.fates.next_fate(context.rank, operation.step)
-        operation.lock()
+        fate = self.fates.draw_next_fate(context.rank, operation.step)
+        operation.lock_arrays()
 
         def arrive_now() -> None:
             """Let the operation arrive; then kill its rank if the fate says so."""
             place.match(operation)
             if fate.dies_at is not None:
-                self.kill(context, place_of(operation))
+                self.kill(context, describe_place(operation))
 
         # An arrival takes no time here, so a rank dies either before it (`dies_at` below 0.5) or after it.
         if fate.dies_at is not None and fate.dies_at < 0.5:
-            self.kill(context, place_of(operation))
+            self.kill(context, describe_place(operation))
         elif fate.lost:  # after `silence_s` the other ranks give the rank up
-            self._report_loss(context, f"did not arrive at {place_of(operation)}", self.fates.faults.silence_s)
+            self._report_loss(context, f"did not arrive at {describe_place(operation)}", self.fates.faults.silence_s)
         elif fate.late_ns:
             due_ns = self.kernel.now_ns + fate.late_ns
-            self.kernel.call_at(due_ns, context.rank, self.delay(operation, arrive_now), order=EventOrder.WAKE)
+            self.kernel.call_at(due_ns, context.rank, self.delay_arrival(operation, arrive_now), order=EventOrder.WAKE)
         else:
             arrive_now()
 
-    def delay(self, operation: Operation, arrive: Callable[[], None]) -> Callable[[], None]:
+    def delay_arrival(self, operation: Operation, arrive: Callable[[], None]) -> Callable[[], None]:
         """Return a function that calls `arrive`, unless the operation was withdrawn or has ended by then."""
         token = self._delayed[operation] = object()
 
@@ -115,11 +115,11 @@ class FaultInjector(Interceptor):
 
         return arrive_late
 
-    def withdraw(self, operation: Operation) -> bool:
+    def withdraw_held_receive(self, operation: Operation) -> bool:
         """Withdraw a delayed receive, so that it never arrives; return False if it is not delayed."""
         return self._delayed.pop(operation, None) is not None
 
-    def starts(self, match: Match, operation: Operation) -> bool:
+    def may_start(self, match: Match, operation: Operation) -> bool:
         """Whether the operations of a match may start: only if no rank of the group is dead. Otherwise they wait."""
         return self.fates.dead.isdisjoint(operation.port.communicator.members)
 
@@ -142,20 +142,19 @@ class FaultInjector(Interceptor):
         self._lives[rank].cancel(reason="stopped by a fault")
 
     def _report_loss(self, context: RankContext, event: str, after_s: float) -> None:
-        """Fail the other ranks with a `PeerLostError` after the time in which they notice the loss of a rank.
+        """Fail the other ranks with a `PeerLostError` after `after_s` of virtual time, in which they notice the loss.
 
-        Args:
-            context: The lost rank.
-            event: The end of a sentence about the rank, such as "died at 0.5 s".
-            after_s: Virtual seconds until the other ranks notice the loss.
+        `event` ends a sentence about the lost rank, such as "died at 0.5 s".
         """
-        error = PeerLostError(f"rank {context.rank} {event}, {self.fates.cause(context.rank)}", culprit=context.rank)
+        error = PeerLostError(
+            f"rank {context.rank} {event}, {self.fates.fault_origin(context.rank)}", culprit=context.rank
+        )
         # the rank's open operations now, for the error
-        fail = partial(self.world.end_by_culprit, context.rank, error, context.outstanding.lines())
+        fail = partial(self.world.end_by_culprit, context.rank, error, context.outstanding.operation_lines())
         due_ns = self.kernel.now_ns + round(after_s * 1e9)
         self.kernel.call_at(due_ns, context.rank, fail, order=EventOrder.TRANSFER)
 
 
-def place_of(issued: IssuedFuture[object]) -> str:
+def describe_place(issued: IssuedFuture[object]) -> str:
     """Return the label and line of an operation or compute, for the error of a rank that dies at it."""
     return f"{issued.label} ({issued.call_site})"

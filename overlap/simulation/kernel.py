@@ -88,24 +88,24 @@ class Kernel:
 
     Attributes:
         clock: Trio's clock.
-        lineage: Names of the tasks.
+        task_names: Names of the tasks.
         on_stall: Function that is called when every task is blocked and nothing is due. It returns the error with which
             the run ends, or None if it has woken a task or added an event, for example by a cancellation.
         on_idle: Function that is called when every task is blocked and at most deadlines of Trio are due. It returns
             whether it has woken a task or added an event.
         on_instant: Function that is called when the clock has jumped to the instant of an event.
-        unnoticed: Functions that are called once every task is blocked; they must wake no task. Any thread may append.
+        late_calls: Functions that are called once every task is blocked; they must wake no task. Any thread may append.
     """
 
     clock: VirtualClock
-    lineage: Lineage
+    task_names: TaskNames
 
     def __init__(self) -> None:
-        self.clock, self.lineage = VirtualClock(), Lineage()
+        self.clock, self.task_names = VirtualClock(), TaskNames()
         self.on_stall: Callable[[], BaseException | None] | None = None
         self.on_idle: Callable[[], bool] = lambda: False
         self.on_instant: Callable[[], None] = _ignore_instant
-        self.unnoticed: deque[Callable[[], None]] = deque()
+        self.late_calls: deque[Callable[[], None]] = deque()
         self._due: dict[int, list[Timer]] = {}  # batches of events, by instant * _ORDERS + order
         self._due_keys: list[int] = []  # the keys of `_due`, as a heap
         self._limit_ns: int | None = None
@@ -144,12 +144,7 @@ class Kernel:
         return timer
 
     def _add_timer(self, key: int, timer: Timer) -> None:
-        """Add an event to its batch.
-
-        Args:
-            key: Instant * _ORDERS + order.
-            timer: The event.
-        """
+        """Add an event to its batch; `key` is instant * _ORDERS + order."""
         batch = self._due.get(key)
         if batch is None:
             self._due[key] = [timer]
@@ -157,7 +152,7 @@ class Kernel:
         else:
             batch.append(timer)
 
-    def limit(self, time_ns: int, callback: Callable[[], None]) -> None:
+    def set_limit(self, time_ns: int, callback: Callable[[], None]) -> None:
         """Call `callback` at an instant, if the program still runs then; a new limit replaces the last one.
 
         Args:
@@ -197,7 +192,7 @@ class Kernel:
         with deferring_interrupts():
             # With 0 tokens no task gets a thread: trio.to_thread.run_sync waits, and `_OutsideWaits` notices that.
             trio.to_thread.current_default_thread_limiter().total_tokens = 0
-            trio.lowlevel.add_instrument(self.lineage)
+            trio.lowlevel.add_instrument(self.task_names)
             # `_OutsideWaits` counts the waits of Trio's own tasks for files, once they are blocked.
             await trio.testing.wait_all_tasks_blocked()
             outside = _OutsideWaits()
@@ -221,9 +216,9 @@ class Kernel:
         try:
             while True:
                 await trio.testing.wait_all_tasks_blocked()
-                while self.unnoticed:
-                    self.unnoticed.popleft()()
-                outside.refuse_waits(trio.lowlevel.current_statistics())
+                while self.late_calls:
+                    self.late_calls.popleft()()
+                outside.check_no_waits(trio.lowlevel.current_statistics())
                 self._advance_until_woken()
         except Exception as error:
             self._failure = error
@@ -239,7 +234,9 @@ class Kernel:
             if statistics.tasks_runnable or statistics.run_sync_soon_queue_size:
                 return
             deadline_s = statistics.seconds_to_next_deadline
-            deadline_ns = None if deadline_s == inf else self.clock.nearest_ns(self.clock.current_time() + deadline_s)
+            deadline_ns = (
+                None if deadline_s == inf else self.clock.deadline_instant_ns(self.clock.current_time() + deadline_s)
+            )
             batch = self._next_batch()
             # At most Trio's deadlines are due: `on_idle` may let a task run first.
             if batch is None and self.on_idle():
@@ -255,18 +252,14 @@ class Kernel:
                 return
 
     def _jump_to_limit(self, deadline_ns: int | None) -> bool:
-        """If the limit comes before all events and deadlines, jump to it and call its callback; return whether it did.
-
-        Args:
-            deadline_ns: Trio's next deadline; None: there is none.
-        """
+        """If the limit comes before all events and deadlines, jump to it and call its callback; return whether so."""
         due_ns = [self._due_keys[0] // _ORDERS] if self._due_keys else []
         if deadline_ns is not None:
             due_ns.append(deadline_ns)
         assert self._limit_ns is not None
         if min(due_ns) < self._limit_ns:
             return False
-        self.clock.jump(self._limit_ns)
+        self.clock.jump_to(self._limit_ns)
         self._limit_ns = None
         self._at_limit()
         return True
@@ -275,22 +268,18 @@ class Kernel:
         """Jump to the next instant and run its first batch of events; return whether Trio's deadlines are due then.
 
         At least one of the arguments must be given.
-
-        Args:
-            batch: The batch that is due next; None: there is none.
-            deadline_ns: Trio's next deadline; None: there is none.
         """
         time_ns = deadline_ns
         if batch is not None:
             due_ns = self._due_keys[0] // _ORDERS
             if deadline_ns is None or due_ns <= deadline_ns:
                 time_ns = due_ns
-                self.clock.jump(time_ns)
+                self.clock.jump_to(time_ns)
                 self.on_instant()
                 self._run_batch(batch)
         assert time_ns is not None
         if time_ns == deadline_ns:
-            self.clock.jump(time_ns, expire=True)
+            self.clock.jump_to(time_ns, expire=True)
         return time_ns == deadline_ns
 
     def _run_batch(self, batch: list[Timer]) -> None:
@@ -318,9 +307,7 @@ class Kernel:
     def _handle_stall(self) -> None:
         """Call `on_stall`, and raise the error that it returns, if any.
 
-        Raises:
-            BaseException: The error that `on_stall` returns.
-            OverlapError: There is no `on_stall`, or nothing has been due since it was called last.
+        Raises `OverlapError` if there is no `on_stall`, or if nothing has been due since it was called last.
         """
         error = self.on_stall() if self.on_stall is not None and not self._stalled else _blocked_error()
         self._stalled = True
@@ -353,7 +340,7 @@ class _OutsideWaits:
         self._limiter = trio.to_thread.current_default_thread_limiter()
         self._files = _count_file_waits(trio.lowlevel.current_statistics().io_statistics)
 
-    def refuse_waits(self, statistics: trio.lowlevel.RunStatistics) -> None:
+    def check_no_waits(self, statistics: trio.lowlevel.RunStatistics) -> None:
         """Refuse waits for real input and output, and for threads.
 
         Raises:
@@ -379,7 +366,7 @@ def _outside_wait_error(kind: str) -> UsageError:
     )
 
 
-class Lineage(trio.abc.Instrument):
+class TaskNames(trio.abc.Instrument):
     """Names of tasks by their parents: the third task that task (0, 5) starts is (0, 5, 2).
 
     A task starts the same tasks in every run, so names are the same in every run. The order in which Trio runs tasks is

@@ -66,11 +66,11 @@ class Resources:
         """Number of all resources; of wires, only those that have been used so far."""
         return self._first_wire + len(self._wire_numbering.wires().kind)
 
-    def memories(self, ranks: Ints) -> Ints:
+    def memory_numbers(self, ranks: Ints) -> Ints:
         """Return, for each rank, the number of the memory of its device."""
         return self._device[ranks]
 
-    def cc_cores(self, ranks: Ints) -> Ints:
+    def cc_core_numbers(self, ranks: Ints) -> Ints:
         """Return, for each rank, the number of its collective processors, which are one resource."""
         return self._first_core + ranks
 
@@ -92,11 +92,11 @@ class Resources:
             ways.append((way, level.out_bytes_per_s))
         return ways
 
-    def wires(self, wires: Ints) -> Ints:
+    def wire_numbers(self, wires: Ints) -> Ints:
         """Return the resource numbers of wires, given their numbers in a placement."""
         return self._first_wire + wires
 
-    def shift_units(self, resources: Ints, units: Ints) -> Ints:
+    def shift_resources_to_units(self, resources: Ints, units: Ints) -> Ints:
         """Return (units, resources): for each unit, the corresponding resources of that unit.
 
         Example: with 32 ranks in a unit, the processors of rank 3, shifted by 2 units, are those of rank 67.
@@ -116,7 +116,7 @@ class Resources:
         shifted: Ints = resources + np.multiply.outer(units, step)
         servers = units * (nodes // self.cluster.servers or 1)
         wires = resources[is_wire] - self._first_wire
-        shifted[:, is_wire] = self.wires(self._wire_numbering.shift_to_units(wires, servers))
+        shifted[:, is_wire] = self.wire_numbers(self._wire_numbering.shift_wires_to_units(wires, servers))
         return shifted
 
 
@@ -166,7 +166,7 @@ class Loads:
         has_sections = len(rounds) <= _MOST_SECTION_ROUNDS
         busy_s, messages, loads = np.zeros(resources.count), np.zeros(resources.count), []
         for part, placed in rounds:
-            load = _round_load(part, placed, ranks, resources)
+            load = _make_round_load(part, placed, ranks, resources)
             busy_s += load.busy_s_per_byte
             messages += load.busy_s_per_byte * load.messages
             if has_sections:
@@ -199,23 +199,16 @@ class Loads:
         return np.array(lengths_s), np.array(busy_s), np.array(messages)
 
 
-def _round_load(part: PricedPhase, placed: PlacedRound, ranks: Ints, resources: Resources) -> _RoundLoad:
-    """Return the load of a round on all resources of the cluster, by their numbers.
-
-    Args:
-        part: Phase of the round.
-        placed: The round.
-        ranks: (size,) World ranks of the group.
-        resources: Resources of the cluster.
-    """
+def _make_round_load(part: PricedPhase, placed: PlacedRound, ranks: Ints, resources: Resources) -> _RoundLoad:
+    """Return the load of a round of phase `part` on all resources, by their numbers; `ranks` are world ranks."""
     round_, placement = placed.round, part.placed.placement
     # Bytes of a slot per byte of the whole vector, times the repetitions of the round.
     slot_bytes = round_.repeat * part.share / part.placed.rounds.slots
     counts = np.ones(len(round_.src)) if round_.count is None else round_.count  # number of equal messages of each row
     busy_s, messages = np.zeros(resources.count), np.zeros(resources.count)
     if placement.memory_bytes_per_s is not None:
-        memory = resources.memories(ranks)
-        touched = np.bincount(memory, slot_bytes * round_.touched)
+        memory = resources.memory_numbers(ranks)
+        touched = np.bincount(memory, slot_bytes * round_.memory_accesses)
         busy_s[: len(touched)] = touched / (placement.memory_bytes_per_s * part.placed.parameters.memory_efficiency)
         ends = memory[np.concatenate([round_.src, round_.dst])]
         messages[: len(touched)] = np.bincount(ends, np.tile(counts, 2), len(touched))
@@ -226,7 +219,7 @@ def _round_load(part: PricedPhase, placed: PlacedRound, ranks: Ints, resources: 
         busy_s[: len(sent_s)] += sent_s
         messages[: len(sent_s)] += np.bincount(way[leaves], counts[leaves])
         way_s = max(way_s, float(sent_s.max(initial=0.0)))
-    wires = resources.wires(np.arange(len(placed.load_s_per_byte)))  # wires get their numbers at their first use
+    wires = resources.wire_numbers(np.arange(len(placed.load_s_per_byte)))  # wires get their numbers at their first use
     busy_s[wires] = slot_bytes * placed.load_s_per_byte
     routes = placement.routes(round_.src, round_.dst, round_.far)
     messages[wires] = np.bincount(routes.wire, np.repeat(counts, np.diff(routes.first)), len(wires))

@@ -12,13 +12,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..collectives.placement import Ints, place
+from ..collectives.placement import Ints, place_group
 from ..collectives.schedule import Schedule
 from ..cost.clocks import cost
 from ..cost.option import Flat, Price
 from ..cost.parameters import CostParameters
 from ..cost.placed import place_rounds
-from ..cost.remembered import Remembered
+from ..cost.remembered import LimitedCache
 from ..cost.rounds import Round, Rounds
 from .conditions import SlowWires
 from .demand import Demand, Pricing
@@ -52,7 +52,7 @@ class SimulatedMessages:
         self._figures, self._resources, self._slow = figures, resources, slow
         self._routes: dict[object, tuple[Pricing, list[int]]] = {}  # `_RankPair.route`, by the figures of the route
         self._pairs: dict[tuple[int, int], _RankPair] = {}
-        self._demands = Remembered[tuple[int, int, float, int], Demand](_MOST_DEMANDS)
+        self._demands = LimitedCache[tuple[int, int, float, int], Demand](_MOST_DEMANDS)
 
     def demand(self, src: int, dst: int, nbytes: float, late_ns: int) -> Demand:
         """Return the `Demand` of a message; the newest ones are remembered.
@@ -69,7 +69,7 @@ class SimulatedMessages:
             TopologyError: No wire joins the two ranks.
         """
         key = src, dst, nbytes, late_ns
-        return self._demands.find(key, lambda: self._compute_demand(*key))
+        return self._demands.find_or_compute(key, lambda: self._compute_demand(*key))
 
     def _compute_demand(self, src: int, dst: int, nbytes: float, late_ns: int) -> Demand:
         """Return the demand of a message. Arguments: see `demand`.
@@ -92,13 +92,13 @@ class SimulatedMessages:
     def _make_pair(self, src: int, dst: int) -> _RankPair:
         """Return the record of a pair; make the pricing of its kind of route if it is the first such pair."""
         ranks = np.array([src] if src == dst else [src, dst])
-        healthy = place(self._resources.cluster, ranks.tolist())
-        placement = self._slow.slow_placement(healthy)
+        healthy = place_group(self._resources.cluster, ranks.tolist())
+        placement = self._slow.placement_with_slow_wires(healthy)
         ends = np.arange(len(ranks) - 1)
         wires = placement.routes(ends, ends + 1).wire
         blocks = [way[way >= 0] for way, _ in self._resources.ways_out(ranks[:1], ranks[-1:])]
-        memories, cores = self._resources.memories(ranks), self._resources.cc_cores(ranks)
-        resources = np.concatenate([memories, cores, *blocks, self._resources.wires(wires)]).tolist()
+        memories, cores = self._resources.memory_numbers(ranks), self._resources.cc_core_numbers(ranks)
+        resources = np.concatenate([memories, cores, *blocks, self._resources.wire_numbers(wires)]).tolist()
         figures = placement.wires()
         columns = (
             placement.device,
@@ -116,13 +116,13 @@ class SimulatedMessages:
 class _MessageOption(Flat):
     """The price of a message alone, without the lower bounds of a phase, where many messages share the resources."""
 
-    def _price(self, nbytes: float, below_s: float) -> Price:
+    def _price_without_exits(self, nbytes: float, below_s: float) -> Price:
         return Price(total_s=cost(self.parts[0].placed, nbytes).total_s)
 
 
 def _refuse_table() -> Schedule:
     """Fail: a message has no schedule, and nothing asks for one."""
-    raise AssertionError("this is a bug in overlap: a message has no table")
+    raise AssertionError("this is a bug in overlap, please report it: a message has no table")
 
 
 @lru_cache(maxsize=2)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..collectives.placement import Floats, Ints
-from ..cost.remembered import Remembered
+from ..cost.remembered import LimitedCache
 from .flow import Flow, FlowSection
 
 # Levels whose ratio is less count as equal: they differ only by the rounding of sums.
@@ -34,9 +34,9 @@ class Rates:
     """
 
     def __init__(self) -> None:
-        self._rates = Remembered[object, tuple[list[float], list[FlowSection]]](_MOST_CROWDS)
+        self._rates = LimitedCache[object, tuple[list[float], list[FlowSection]]](_MOST_CROWDS)
 
-    def of(self, flows: Sequence[Flow], scarce: Collection[int] | Ints) -> list[float]:
+    def find_rates(self, flows: Sequence[Flow], scarce: Collection[int] | Ints) -> list[float]:
         """Return the rate of each flow, in the order of `flows`.
 
         Turn by turn, the rates of all flows of the turn rise from 0 together. When a flow reaches its cap, or a
@@ -47,9 +47,11 @@ class Rates:
             flows: Flows that need some of the scarce resources, oldest first.
             scarce: Numbers of the scarce resources, which these flows together would overload.
         """
-        key = tuple((id(flow.section), flow.cap) for flow in flows), tuple(map(tuple, _group_turns(flows)))
+        key = tuple((id(flow.section), flow.cap) for flow in flows), tuple(map(tuple, _group_flows_by_turn(flows)))
         # The sections are remembered as well, so that they stay alive: the key has their ids.
-        rates, _ = self._rates.find(key, lambda: (fair_rates(flows, scarce), [flow.section for flow in flows]))
+        rates, _ = self._rates.find_or_compute(
+            key, lambda: (fair_rates(flows, scarce), [flow.section for flow in flows])
+        )
         return rates
 
 
@@ -78,15 +80,15 @@ class _Needs(NamedTuple):
 
 
 def fair_rates(flows: Sequence[Flow], scarce: Collection[int] | Ints) -> list[float]:
-    """Return the rates of flows that share scarce resources, computed as `Rates.of` describes."""
+    """Return the rates of flows that share scarce resources, computed as `Rates.find_rates` describes."""
     needs = _list_needs(flows, scarce)
     cap = np.array([flow.cap for flow in flows])
     rate = np.zeros(len(flows))
     free: Floats = np.ones(needs.resources)
-    for turn in _group_turns(flows):
+    for turn in _group_flows_by_turn(flows):
         rising = np.zeros(len(flows), np.bool_)
         rising[turn] = True
-        slope = _slopes(needs, rising)
+        slope = _rate_slopes(needs, rising)
         while rising.any():
             # The rate of a flow is level * slope. Raise the level until the first resource is full, or the first flow
             # is at its cap. `full` and `ceiling` are the levels at which that happens for each.
@@ -106,7 +108,7 @@ def fair_rates(flows: Sequence[Flow], scarce: Collection[int] | Ints) -> list[fl
 
 
 def _list_needs(flows: Sequence[Flow], scarce: Collection[int] | Ints) -> _Needs:
-    """Return which flow needs how much of which scarce resource. Arguments: see `Rates.of`."""
+    """Return which flow needs how much of which scarce resource. Arguments: see `Rates.find_rates`."""
     sections = [flow.section for flow in flows]
     flow = np.repeat(np.arange(len(flows)), [len(section.resources) for section in sections])
     needed = np.concatenate([section.resources for section in sections])
@@ -120,15 +122,11 @@ def _list_needs(flows: Sequence[Flow], scarce: Collection[int] | Ints) -> _Needs
     return _Needs(flow[limiting], resource, share[limiting], messages[limiting], len(numbers))
 
 
-def _slopes(needs: _Needs, rising: NDArray[np.bool_]) -> Floats:
-    """Return (flows,) how fast the rate of each flow rises, relative to the others.
+def _rate_slopes(needs: _Needs, rising: NDArray[np.bool_]) -> Floats:
+    """Return (flows,) how fast the rate of each flow rises, relative to the others; 1 if it is not in `rising`.
 
     It is the rate with which the flow takes a fair share of its tightest resource: the share of its messages among all
     messages of rising flows there.
-
-    Args:
-        needs: The needs of all flows.
-        rising: (flows,) Whether the rate of each flow still rises; the slope of others is 1.
     """
     messages = needs.sum_by_resource(np.where(rising[needs.flow], needs.messages, 0.0))
     slope = np.full(len(rising), np.inf)
@@ -138,7 +136,7 @@ def _slopes(needs: _Needs, rising: NDArray[np.bool_]) -> Floats:
     return slope
 
 
-def _group_turns(flows: Sequence[Flow]) -> list[list[int]]:
+def _group_flows_by_turn(flows: Sequence[Flow]) -> list[list[int]]:
     """Return the indices of the flows of each turn.
 
     Turns are ordered by priority. The n-th oldest flow of a lane is in the n-th turn of its priority; a flow without a

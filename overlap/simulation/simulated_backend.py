@@ -36,10 +36,10 @@ from .fabric import SimulatedFabric
 from .faults import Fates, Faults
 from .injector import FaultInjector
 from .kernel import Kernel
-from .simulated_compute import ComputeStarts, SimulatedCompute
+from .simulated_compute import ComputeStarter, SimulatedCompute
 from .simulated_engine import SimulatedEngine
 from .symmetric_world import SymmetricCommunicators, SymmetricEngine, SymmetricWorld
-from .symmetry import Alike, AlikeBy
+from .symmetry import AlikeBy, RankClasses
 from .traffic import FabricDriver
 
 if TYPE_CHECKING:
@@ -129,8 +129,8 @@ class SimulatedBackend(Backend):
         self.assumptions, self.shapes_only = assumptions, assumptions.shapes_only
         self.kernel: Kernel = Kernel()
         # After a loss, time continues from the end of the world before.
-        self.kernel.clock.jump(began_ns)
-        self._alike: Alike | None = None
+        self.kernel.clock.jump_to(began_ns)
+        self._alike: RankClasses | None = None
         self._newest_step: int | None = None  # Step that a rank has begun last
         self._pulse: Callable[[int, int | None], None] | None = None
         self._notes = WeakValueDictionary[tuple[object, int], _SharedNotes]()  # an entry exists while a rank holds it
@@ -145,19 +145,19 @@ class SimulatedBackend(Backend):
         self._injector = FaultInjector(Fates(faults, epoch=epoch), self.kernel) if faults else None
         if self._injector is not None:
             self._injector.members = members
-        self._starts = ComputeStarts(
-            self.traffic, _compute_costs(assumptions, cluster), assumptions.conditions, self._injector
+        self._starts = ComputeStarter(
+            self.traffic, _make_compute_costs(assumptions, cluster), assumptions.conditions, self._injector
         )
 
     def empty(self, shape: Shape, dtype: np.dtype[np.generic]) -> Array:
         """Return a new array; with `shapes_only`, one without data."""
         return shape_only(shape, dtype) if self.shapes_only else super().empty(shape, dtype)
 
-    def later(self, handover: Handover) -> Callable[[Callable[[], None]], None]:
+    def make_call_later(self, handover: Handover) -> Callable[[Callable[[], None]], None]:
         """Return a function that queues a call until all tasks are blocked: a wake-up now could reorder tasks."""
-        return self.kernel.unnoticed.append
+        return self.kernel.late_calls.append
 
-    def notes(self, key: object, seq: int) -> dict[int, list[int]]:
+    def shared_integers(self, key: object, seq: int) -> dict[int, list[int]]:
         """Return the values of an operation by rank: one dict for all ranks, which exists as long as a rank holds it.
 
         Args:
@@ -166,7 +166,7 @@ class SimulatedBackend(Backend):
         """
         return self._notes.setdefault((key, seq), _SharedNotes())
 
-    def limit(self, timeout_s: float, stop: Callable[[], None], nursery: trio.Nursery) -> None:
+    def start_time_limit(self, timeout_s: float, stop: Callable[[], None], nursery: trio.Nursery) -> None:
         """Call `stop` after a time, if the program still runs then.
 
         Args:
@@ -174,9 +174,9 @@ class SimulatedBackend(Backend):
             stop: The function, which must not block.
             nursery: Not used: the kernel calls `stop`.
         """
-        self.kernel.limit(self.kernel.now_ns + round(timeout_s * 1e9), stop)
+        self.kernel.set_limit(self.kernel.now_ns + round(timeout_s * 1e9), stop)
 
-    def meta(self) -> dict[str, str]:
+    def timeline_metadata(self) -> dict[str, str]:
         """Return the assumptions by name, and "peak" if some compute was priced by the device's peak."""
         return self.assumptions.meta() | ({"peak": "used"} if self._starts.rated else {})
 
@@ -222,7 +222,7 @@ class SimulatedBackend(Backend):
             self._injector.world = world
         return world
 
-    def communicators(self, engine: BaseEngine) -> Communicators:
+    def make_communicators(self, engine: BaseEngine) -> Communicators:
         """Return the communicators of the world: such as inject faults, or such in which one rank stands for others.
 
         Call it after `world`, which determines the classes of ranks that behave alike.
@@ -232,16 +232,18 @@ class SimulatedBackend(Backend):
         """
         if self._alike is not None and self._injector is None:
             return SymmetricCommunicators(engine, self._alike)
-        communicators = super().communicators(engine)
+        communicators = super().make_communicators(engine)
         if self._injector is not None:
-            communicators.use(self._injector)
+            communicators.use_interceptor(self._injector)
         return communicators
 
-    def compute_stream(self, context: RankContext, lane: str) -> ComputeStream:
+    def make_compute_stream(self, context: RankContext, lane: str) -> ComputeStream:
         """Return a compute stream of a rank, which has no thread; `lane` is its name in timelines."""
         return SimulatedCompute(context, self._starts, lane)
 
-    def engine(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> BaseEngine:
+    def make_engine(
+        self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None
+    ) -> BaseEngine:
         """Return the engine, which prices operations by the cost model.
 
         Args:
@@ -266,7 +268,7 @@ class SimulatedBackend(Backend):
             yield
             return
         try:
-            with self._injector.fates.ordering_tasks():
+            with self._injector.fates.order_tasks():
                 yield
         except Exception as error:
             error.add_note(self._injector.fates.repeat_text)
@@ -278,11 +280,11 @@ class SimulatedBackend(Backend):
         self._send_pulse()
 
 
-def _classify_ranks(assumptions: Virtual, size: int) -> Alike | None:
+def _classify_ranks(assumptions: Virtual, size: int) -> RankClasses | None:
     """Return the classes of ranks that behave alike; None if all ranks run.
 
-    Raises:
-        UsageError: Arrays have data, there are faults or imperfections, or the classes do not fit the number of ranks.
+    Raises `UsageError` if arrays have data, if there are faults or imperfections, or if the classes do not fit the
+    ranks.
     """
     if not assumptions.alike:
         return None
@@ -292,10 +294,10 @@ def _classify_ranks(assumptions: Virtual, size: int) -> Alike | None:
         raise UsageError(f"alike: ranks are not alike where things go wrong ({assumptions.faults}); leave out alike")
     if not assumptions.conditions.calm:
         raise UsageError(f"alike: ranks are not alike where there is {assumptions.conditions}; leave out alike")
-    return Alike.of(assumptions.alike, size)
+    return RankClasses.of(assumptions.alike, size)
 
 
-def _compute_costs(assumptions: Virtual, cluster: Cluster) -> ComputeCosts:
+def _make_compute_costs(assumptions: Virtual, cluster: Cluster) -> ComputeCosts:
     """Return the costs of computes: of the profile, if there is one, and the cluster's roofline."""
     profile = assumptions.profile
     if profile is not None and not isinstance(profile, Profile):

@@ -15,14 +15,14 @@ from ..runtime.settling import deliver
 from ..runtime.state import BLOCKED, QUEUED, RUNNING
 from .compute_cost import ComputeCosts
 from .conditions import Conditions
-from .injector import FaultInjector, place_of
+from .injector import FaultInjector, describe_place
 from .kernel import EventOrder, Kernel
 from .traffic import FabricDriver
 
 _rank_and_lane = attrgetter("number", "lane")
 
 
-class ComputeStarts:
+class ComputeStarter:
     """Starts the computes of all ranks in an instant, once every task has issued its operations of that instant.
 
     Trio runs the tasks of an instant in any order. So streams start in the order of ranks, and the computes of several
@@ -82,12 +82,12 @@ class SimulatedCompute(ComputeStream):
     number: int
     priced = True
 
-    def __init__(self, context: RankContext, starts: ComputeStarts, lane: str) -> None:
+    def __init__(self, context: RankContext, starts: ComputeStarter, lane: str) -> None:
         super().__init__(context, lane)
         self.number, self._starts, self._kernel = context.rank, starts, starts.kernel
         self._computes = 0
         self._jitter = starts.conditions.jitter_of(context.rank)
-        # Computes that were issued in this instant, each with the name of the task that issued it (see `Lineage`).
+        # Computes that were issued in this instant, each with the name of the task that issued it (see `TaskNames`).
         self._issued_now: list[tuple[tuple[int, ...], ComputeFuture[object]]] = []
         self._queue: deque[ComputeFuture[object]] = deque()
         self._busy = self._start_pending = self._stopped = False
@@ -107,7 +107,7 @@ class SimulatedCompute(ComputeStream):
 
     def submit(self, operation: ComputeFuture[object]) -> None:
         """Queue a function; it starts at the end of this instant at the earliest."""
-        self._issued_now.append((self._kernel.lineage.current_name(), operation))
+        self._issued_now.append((self._kernel.task_names.current_name(), operation))
         if not self._start_pending:
             self._start_pending = True
             self._starts.start_soon(self)
@@ -120,7 +120,7 @@ class SimulatedCompute(ComputeStream):
         self._queue.extend(operation for _, operation in self._issued_now)
         self._issued_now.clear()
         if not self._busy:
-            self._start_next()
+            self._start_next_function()
 
     def stop(self) -> None:
         """Start no further functions."""
@@ -129,7 +129,7 @@ class SimulatedCompute(ComputeStream):
     async def wait_ended(self) -> None:
         """Return at once: no thread has to end (method of the interface)."""
 
-    def _start_next(self) -> None:
+    def _start_next_function(self) -> None:
         """Start the first queued function, or arrange that it starts when its arguments exist."""
         self._busy = False
         while self._queue and not self._stopped:
@@ -144,7 +144,7 @@ class SimulatedCompute(ComputeStream):
                     operation._enter(BLOCKED)
                 # Look again when the argument exists, and when the compute itself ends, which is by a cancellation.
                 for end in (pending, operation):
-                    call_when_done(end, partial(self.context.soon, partial(self._start_if_first, operation)))
+                    call_when_done(end, partial(self.context.call_in_turn, partial(self._start_if_first, operation)))
             else:
                 self._run_function(self._queue.popleft())
             del operation, pending  # as in `_run_function`
@@ -155,7 +155,7 @@ class SimulatedCompute(ComputeStream):
         is_first = self._queue and self._queue[0] is operation
         del operation  # as in `_run_function`
         if is_first:
-            self._start_next()
+            self._start_next_function()
 
     def _run_function(self, operation: ComputeFuture[object]) -> None:
         """Call a function now, and end its future after its modelled time, or now if an argument has failed."""
@@ -171,25 +171,22 @@ class SimulatedCompute(ComputeStream):
         try:
             value = operation.function(*args)
         except (Exception, SystemExit) as error:
-            failure = operation.failure_of(error)
+            failure = operation.make_failure(error)
         cost_ns, kind = operation.cost
-        on_end = partial(self._record_and_end, operation, started_ns, value, failure)
-        self._end_after(self._time_with_faults_ns(operation, self._jitter.compute_ns(cost_ns)), kind, on_end)
+        on_end = partial(self._record_and_settle, operation, started_ns, value, failure)
+        self._call_after_compute(
+            self._time_with_faults_ns(operation, self._jitter.next_compute_ns(cost_ns)), kind, on_end
+        )
         # The traceback of an error has this frame and those of the callers: it would keep itself alive.
         del operation, args, on_end, failure
 
     def _time_with_faults_ns(self, operation: ComputeFuture[object], cost_ns: int) -> int:
-        """Return the time of a function with faults; if its rank is to die during it, schedule the death.
-
-        Args:
-            operation: The compute.
-            cost_ns: Time of the compute without faults.
-        """
+        """Return the time of a function with faults; if its rank is to die during it, schedule the death."""
         injector = self._starts.injector
         if injector is None:
             return cost_ns
-        cost_ns = injector.fates.compute_ns(self.number, cost_ns, operation.step)
-        fate = injector.fates.next_fate(self.number, operation.step)
+        cost_ns = injector.fates.slowed_compute_ns(self.number, cost_ns, operation.step)
+        fate = injector.fates.draw_next_fate(self.number, operation.step)
         cost_ns += fate.late_ns
         if fate.dies_at is not None:
             dies_ns = self._kernel.now_ns + round(fate.dies_at * cost_ns)
@@ -199,15 +196,12 @@ class SimulatedCompute(ComputeStream):
     def _kill_rank(self, operation: ComputeFuture[object], injector: FaultInjector) -> None:
         """Kill this stream's rank during a compute; the stream starts no further functions."""
         self.stop()
-        injector.kill(self.context, place_of(operation))
+        injector.kill(self.context, describe_place(operation))
 
-    def _end_after(self, duration_ns: int, kind: str, on_end: Callable[[], None]) -> None:
+    def _call_after_compute(self, duration_ns: int, kind: str, on_end: Callable[[], None]) -> None:
         """Call `on_end` after the time of a compute; if communication slows computes down, the fabric stretches it.
 
-        Args:
-            duration_ns: Time of the compute alone.
-            kind: Class of the compute, which decides how much communication slows it.
-            on_end: The function to call.
+        `kind` is the class of the compute, which decides how much communication slows it.
         """
         if self._starts.alone:
             self._kernel.call_at(self._kernel.now_ns + duration_ns, self.number, on_end)
@@ -216,35 +210,22 @@ class SimulatedCompute(ComputeStream):
         traffic = self._starts.traffic
         key = ("compute", str(self.number), self.lane, self._computes)
         transfer = traffic.fabric.compute_transfer(key, kind, self.number, duration_ns)
-        traffic.begin(transfer, lambda _: on_end())
+        traffic.begin_transfer(transfer, lambda _: on_end())
 
-    def _record_and_end(
+    def _record_and_settle(
         self, operation: ComputeFuture[object], started_ns: int, value: object, failure: Failure | None
     ) -> None:
-        """Record the span of a function, then settle its future.
-
-        Args:
-            operation: The compute.
-            started_ns: When it started.
-            value: Result of its function.
-            failure: Error of its function; None if it succeeded.
-        """
+        """Record the span of a function, then settle its future."""
         end_ns = self._kernel.now_ns
         info = (*operation.place, operation.issued_ns, operation.step)
         self.context.record(("compute", self.lane, operation.name, started_ns, end_ns, info))
         self._settle_and_continue(operation, value, failure)
 
     def _settle_and_continue(self, operation: ComputeFuture[object], value: object, failure: Failure | None) -> None:
-        """Settle the future of a compute that has ended, then let the stream start the next compute.
-
-        Args:
-            operation: The compute.
-            value: Result of its function.
-            failure: Error of its function, or of an argument; None if it succeeded.
-        """
+        """Settle the future of a compute that has ended, then let the stream start the next compute."""
         if operation.done:  # the world has abandoned it in the meantime
             operation.unlock_arguments(value)
         else:
             operation.settle(value, failure)
             deliver(operation)
-        self.context.soon(self._start_next)
+        self.context.call_in_turn(self._start_next_function)

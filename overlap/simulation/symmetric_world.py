@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..collectives.call import Call
 from ..collectives.kinds import Collective
 from ..collectives.placement import Ints
-from ..cost.remembered import Remembered
+from ..cost.remembered import LimitedCache
 from ..errors import UsageError
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
@@ -31,7 +31,7 @@ from ..units import format_ns
 from .demand import Demand
 from .fabric import FabricTransfer
 from .simulated_engine import SimulatedEngine
-from .symmetry import Alike, AlikeGroups, group_by_unit, join_demands
+from .symmetry import AlikeGroups, RankClasses, group_rows_by_unit, join_demands
 
 if TYPE_CHECKING:
     from topology import Cluster
@@ -52,13 +52,15 @@ class SymmetricWorld(World):
         settings: Further arguments of `World`.
     """
 
-    def __init__(self, size: int, cluster: Cluster, transport: Transport, *, alike: Alike, **settings: Any) -> None:
+    def __init__(
+        self, size: int, cluster: Cluster, transport: Transport, *, alike: RankClasses, **settings: Any
+    ) -> None:
         self._alike = alike
         super().__init__(size, cluster, transport, ranks=alike.simulated, **settings)
         named = ", ".join(map(str, alike.simulated))
         self.reports.caveat = f"only ranks {named} run, for all: they may not behave as alike as was said"
 
-    async def live(
+    async def run_to_end(
         self, main: Callable[..., Awaitable[T]], args: tuple[object, ...], timeout_s: float | None
     ) -> list[T]:
         """Run `main` on the simulated ranks; return a result for every rank, that of its representative.
@@ -68,13 +70,13 @@ class SymmetricWorld(World):
             args: Further arguments of `main`.
             timeout_s: Virtual seconds after which the run ends with an error; None: never.
         """
-        results = await super().live(main, args, timeout_s)
-        representatives = self._alike.representatives(np.arange(self.size), self._alike.simulated)
+        results = await super().run_to_end(main, args, timeout_s)
+        representatives = self._alike.representative_indices(np.arange(self.size), self._alike.simulated)
         return [results[index] for index in representatives.tolist()]
 
     def check_group(self, ranks: tuple[int, ...]) -> None:
         """Check a group, and all groups that behave like it. Raises the errors of `World.check_group`."""
-        for row in self._alike.rows(ranks).tolist():
+        for row in self._alike.alike_groups(ranks).tolist():
             super().check_group(tuple(row))
 
 
@@ -86,7 +88,7 @@ class SymmetricCommunicators(Communicators):
         alike: Classes of the ranks, and the ranks that run.
     """
 
-    def __init__(self, engine: BaseEngine, alike: Alike) -> None:
+    def __init__(self, engine: BaseEngine, alike: RankClasses) -> None:
         super().__init__(engine)
         self._alike = alike
         # By group, distance and members of a message: the pairs of ranks with such messages, the simulated senders and
@@ -103,21 +105,21 @@ class SymmetricCommunicators(Communicators):
         Raises:
             UsageError: Ranks of the same classes are in other groups.
         """
-        rows = self._alike.rows(key.ranks)
+        rows = self._alike.alike_groups(key.ranks)
         # The first row stands for all rows in the key, so that all ranks of a class find the same communicator.
         shared = key._replace(ranks=tuple(rows[0].tolist()))
-        return self._shared_communicator(shared, name, rows, [self._simulated_among(rows)])
+        return self._get_or_make_shared(shared, name, rows, [self._simulated_ranks_among(rows)])
 
     def _ranks_here(self, key: Key) -> tuple[Key, int]:
         """Return the key of all groups that behave like a given group, and the number of simulated ranks in them."""
-        rows = self._alike.rows(key.ranks)
-        return Key(tuple(rows[0].tolist()), key.occurrence, ""), len(self._simulated_among(rows))
+        rows = self._alike.alike_groups(key.ranks)
+        return Key(tuple(rows[0].tolist()), key.occurrence, ""), len(self._simulated_ranks_among(rows))
 
     def make_inbox(self) -> Inbox:
         """Return the inbox of the messages of all pairs."""
         return SymmetricInbox(self)
 
-    def find_pairs(self, key: Key, name: str, members: tuple[int, ...]) -> SymmetricCommunicator:
+    def find_pair_communicator(self, key: Key, name: str, members: tuple[int, ...]) -> SymmetricCommunicator:
         """Return the communicator of all messages that behave like those of a given pair of ranks.
 
         They go from ranks of the sender's class to ranks of the receiver's class, over the same distance in the group.
@@ -127,7 +129,7 @@ class SymmetricCommunicators(Communicators):
             name: Name of the group.
             members: World ranks of the given pair: sender and receiver.
         """
-        rows = self._alike.rows(key.ranks)
+        rows = self._alike.alike_groups(key.ranks)
         shift, classes = (key.dst - key.src) % rows.shape[1], self._alike.classes
         pairs_key = key.ranks, shift, members
         if pairs_key not in self._pairs:
@@ -136,18 +138,16 @@ class SymmetricCommunicators(Communicators):
             pairs = np.stack([rows, np.roll(rows, -shift, axis=1)], axis=-1).reshape(-1, 2)
             pairs = pairs[(classes[pairs] == classes[list(members)]).all(axis=1)]
             class_names = ", ".join(map(str, classes[list(members)].tolist()))
-            sides = [self._simulated_among(pairs[:, 0]), self._simulated_among(pairs[:, 1])]
+            sides = [self._simulated_ranks_among(pairs[:, 0]), self._simulated_ranks_among(pairs[:, 1])]
             self._pairs[pairs_key] = pairs, sides, f"messages between classes {class_names}"
         pairs, sides, stream = self._pairs[pairs_key]
         shared = Key(tuple(rows[0].tolist()), key.occurrence, stream, src=0, dst=shift, tag=key.tag)
-        return self._shared_communicator(shared, name, pairs, sides)
+        return self._get_or_make_shared(shared, name, pairs, sides)
 
-    def _simulated_among(self, ranks: Ints) -> list[int]:
+    def _simulated_ranks_among(self, ranks: Ints) -> list[int]:
         return [rank for rank in self._alike.simulated if rank in ranks]
 
-    def _shared_communicator(
-        self, key: Key, name: str, rows: Ints, sides: Sequence[list[int]]
-    ) -> SymmetricCommunicator:
+    def _get_or_make_shared(self, key: Key, name: str, rows: Ints, sides: Sequence[list[int]]) -> SymmetricCommunicator:
         """Return the communicator with a key; make it if there is none. Arguments: see `SymmetricCommunicator`."""
         existing = self.find(key) or self.add(SymmetricCommunicator(self, key, name, rows, sides, self._alike))
         assert isinstance(existing, SymmetricCommunicator)
@@ -173,11 +173,11 @@ class SymmetricLane(Lane):
         # A `Lane` has no constructor: its creator sets the attributes, as `Inbox.open_lane` does for usual lanes.
         self.name, self.queue, self.src = name, QueueName(*name[:3]), name[3]
         self.group, self.by_wire = group, False
-        self.lines, self.arrived = (deque(), deque()), [None, None]
+        self.messages, self.arrived = (deque(), deque()), [None, None]
         self.numbers, self.returned = [0, 0], []
         self.pairs, self.place = pairs, place
 
-    def missing(self, message: Message[object]) -> list[int]:
+    def missing_ranks(self, message: Message[object]) -> list[int]:
         """Return the simulated ranks that have not arrived at a message."""
         match = self.pairs.open_matches.get(message.seq, ())
         # Without an open match the list is empty.
@@ -205,13 +205,13 @@ class SymmetricInbox(Inbox):
         name, group = message.messages.lane_name(message), message.member.key
         _, dst, tag, src = name
         key = Key(group.ranks, group.occurrence, "", src=src, dst=dst, tag=tag)
-        pairs = self.shared.find_pairs(key, message.member.name, message.members)
-        place = pairs.place(message.receives, message.context.rank)
+        pairs = self.shared.find_pair_communicator(key, message.member.name, message.members)
+        place = pairs.member_index(message.receives, message.context.rank)
         lane = self._lanes.get((pairs.key, place))
         if lane is None:
             lane = self._lanes[pairs.key, place] = SymmetricLane(name, group, pairs, place)
-        end = message.receives  # as an index of `lines` and `numbers`: 0 for a send, 1 for a receive
-        line, message.lane, message.seq = lane.lines[end], lane, lane.numbers[end]
+        end = message.receives  # as an index of `messages` and `numbers`: 0 for a send, 1 for a receive
+        line, message.lane, message.seq = lane.messages[end], lane, lane.numbers[end]
         lane.numbers[end] += 1
         line.append(message)
         return line[0] is message
@@ -267,7 +267,7 @@ class SymmetricCommunicator(Communicator):
         name: str,
         rows: Ints,
         sides: Sequence[list[int]],
-        alike: Alike,
+        alike: RankClasses,
     ) -> None:
         super().__init__(shared, key, name, tuple(rank for side in sides for rank in side))
         self.size: int = rows.shape[1]
@@ -278,12 +278,12 @@ class SymmetricCommunicator(Communicator):
         # Collectives have one side.
         parts = list(zip(columns, sides, (0, len(sides[0])), strict=False))
         self.representatives: NDArray[np.int64] = np.concatenate(
-            [start + alike.representatives(ranks, side) for ranks, side, start in parts], axis=1
+            [start + alike.representative_indices(ranks, side) for ranks, side, start in parts], axis=1
         )
-        class_firsts = [start + alike.first_of_class(side) for _, side, start in parts]
+        class_firsts = [start + alike.class_first_indices(side) for _, side, start in parts]
         self.class_firsts: NDArray[np.int64] = np.concatenate(class_firsts)
 
-    def place(self, position: int, rank: int) -> int:
+    def member_index(self, position: int, rank: int) -> int:
         """Return the index of a simulated rank in `members`.
 
         Args:
@@ -293,7 +293,7 @@ class SymmetricCommunicator(Communicator):
         side = position if len(self._sides) > 1 else 0
         return side * len(self._sides[0]) + self._sides[side].index(rank)
 
-    def check(self, operations: Sequence[Operation], arrivals_ns: Ints) -> None:
+    def check_arrivals(self, operations: Sequence[Operation], arrivals_ns: Ints) -> None:
         """Check that the simulated ranks of each class have arrived at the same instant.
 
         Args:
@@ -323,7 +323,7 @@ class SymmetricEngine(SimulatedEngine):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         # Keys have the id of the rows. The values have the rows themselves, which keeps them alive and the id unique.
-        self._demands = Remembered[tuple[object, ...], tuple[Demand, str, Ints]](_MOST_DEMANDS)
+        self._demands = LimitedCache[tuple[object, ...], tuple[Demand, str, Ints]](_MOST_DEMANDS)
 
     def begin_message(self, pairs: SymmetricCommunicator, match: Match) -> None:
         """Begin the transfer of one message between each of the pairs that behave alike.
@@ -334,7 +334,7 @@ class SymmetricEngine(SimulatedEngine):
         """
         assert match.pattern is not None
         for end in match.ends:
-            end.fit(match.pattern)  # gives a receive its array
+            end.prepare_result(match.pattern)  # gives a receive its array
         self._begin_transfer(pairs, match.ends, match.pattern)
 
     def _make_transfer(
@@ -342,10 +342,7 @@ class SymmetricEngine(SimulatedEngine):
     ) -> FabricTransfer:
         """Return the transfer of an operation, for all groups that behave alike together.
 
-        Arguments: see `SimulatedEngine._make_transfer`.
-
-        Raises:
-            UsageError: Blocks differ in size, or ranks of a class have not arrived at the same instant.
+        Raises `UsageError` if blocks differ in size, or if ranks of a class have not arrived at the same instant.
         """
         assert isinstance(communicator, SymmetricCommunicator)
         if pattern.counts:
@@ -353,7 +350,7 @@ class SymmetricEngine(SimulatedEngine):
                 f"counts: ranks that behave alike have blocks of one size, got {pattern}; run without `alike`"
             )
         met_ns = np.array(arrivals_ns, np.int64)
-        communicator.check(operations, met_ns)
+        communicator.check_arrivals(operations, met_ns)
         demand, algorithm = self._joint_demand(communicator, pattern, met_ns - met_ns.min())
         sends = pattern.kind is Collective.P2P
         for operation in operations:
@@ -372,10 +369,7 @@ class SymmetricEngine(SimulatedEngine):
     def _joint_demand(self, communicator: SymmetricCommunicator, pattern: Call, late_ns: Ints) -> tuple[Demand, str]:
         """Return the demand of an operation of all groups together, and the name of its algorithm ("" for a message).
 
-        Args:
-            communicator: The groups: each row of `rows` has the ranks of one group.
-            pattern: The call.
-            late_ns: (members,) Time from the first arrival to the arrival of each member.
+        `late_ns` has the time from the first arrival to the arrival of each member.
         """
         rows, all_resources = communicator.rows, self._traffic.fabric.resources
 
@@ -384,30 +378,27 @@ class SymmetricEngine(SimulatedEngine):
             # The algorithm of the first group is used by all.
             groups, algorithm = [], ""
             # For groups that differ by whole units of the cluster: price the first, and shift its resources to others.
-            for members, units in group_by_unit(rows, all_resources.ranks_per_unit):
+            for members, units in group_rows_by_unit(rows, all_resources.ranks_per_unit):
                 group, representatives = rows[members[0]].tolist(), communicator.representatives[members]
                 demand, algorithm = self._group_demand(group, pattern, late_ns[representatives[0]], algorithm)
-                resources = all_resources.shift_units(demand.resources, units)
+                resources = all_resources.shift_resources_to_units(demand.resources, units)
                 groups.append(AlikeGroups(demand=demand, resources=resources, representatives=representatives))
             return join_demands(groups, communicator.members, communicator.class_firsts), algorithm, rows
 
         # Arrays cannot be keys: the id of `rows` stands for it.
-        demand, algorithm, _ = self._demands.find((id(rows), pattern, late_ns.tobytes()), join_groups)
+        demand, algorithm, _ = self._demands.find_or_compute((id(rows), pattern, late_ns.tobytes()), join_groups)
         return demand, algorithm
 
     def _group_demand(self, group: list[int], pattern: Call, late_ns: Ints, like: str) -> tuple[Demand, str]:
         """Return the demand of one group alone, and the name of its algorithm ("" for a message).
 
-        Args:
-            group: World ranks of the group; for a message, sender and receiver.
-            pattern: The call.
-            late_ns: (size,) Time from the first arrival to the arrival of each rank.
-            like: Algorithm of other groups that behave alike, which is used here, too; "": it is chosen here.
+        `group` has world ranks, of a message sender and receiver. `like` is the algorithm of other groups that behave
+        alike, which is used here, too; "": it is chosen here.
         """
         fabric, nbytes = self._traffic.fabric, pattern.nbytes
         if pattern.kind is Collective.P2P:
             src, dst = group
-            return fabric.message((), src, dst, nbytes, late_ns=int(late_ns[1] - late_ns[0])).demand, ""
+            return fabric.message_transfer((), src, dst, nbytes, late_ns=int(late_ns[1] - late_ns[0])).demand, ""
         option = self._choose_option(tuple(group), pattern, like=like)
         return fabric.collective_transfer(
             (), pattern.kind.value, option, nbytes, group, late_ns

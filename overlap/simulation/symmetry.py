@@ -24,7 +24,7 @@ AlikeBy: TypeAlias = "int | Callable[[int], Hashable]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Alike:
+class RankClasses:
     """The classes of a world's ranks, and the ranks that are simulated for all."""
 
     classes: Ints  # (world_size,) Class of each rank, from 0 in the order of their first ranks
@@ -43,7 +43,9 @@ class Alike:
             UsageError: The ranks do not divide into that many blocks.
         """
         names = (
-            list(map(classes_by, range(world_size))) if callable(classes_by) else _class_blocks(classes_by, world_size)
+            list(map(classes_by, range(world_size)))
+            if callable(classes_by)
+            else _classes_of_blocks(classes_by, world_size)
         )
         numbers: dict[Hashable, int] = {}
         classes = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
@@ -52,7 +54,7 @@ class Alike:
         lasts = world_size - 1 - from_end
         return cls(classes=classes, simulated=tuple(sorted({*firsts.tolist(), *lasts.tolist()})))
 
-    def rows(self, ranks: Sequence[int]) -> Ints:
+    def alike_groups(self, ranks: Sequence[int]) -> Ints:
         """Return (groups, size) the world ranks of all groups that behave like a given group, which is one of them.
 
         Example: 8 ranks in one class, group (0, 1): (0, 1), (2, 3), (4, 5), (6, 7).
@@ -64,7 +66,7 @@ class Alike:
             UsageError: The group is no row of a grid, or ranks of the same classes are in other groups.
         """
         row = np.array(ranks, np.int64)
-        grid = self._grid_rows(row)
+        grid = self._find_grid_rows(row)
         # Rows of the grid whose ranks have the same classes, place by place; they must hold all ranks of these classes.
         pattern = self.classes[row]
         rows: Ints = grid[(self.classes[grid] == pattern).all(axis=1)]
@@ -77,13 +79,10 @@ class Alike:
             )
         return rows
 
-    def _grid_rows(self, row: Ints) -> Ints:
-        """Return (groups, size) all rows of the grid over the world in which `row` is one.
+    def _find_grid_rows(self, row: Ints) -> Ints:
+        """Return (groups, size) all rows of the grid over the world in which `row` is one; else raise `UsageError`.
 
-        Example: in a world of 8 ranks, row (1, 3) is in the grid (0, 2), (1, 3), (4, 6), (5, 7).
-
-        Raises:
-            UsageError: There is no such grid.
+        In a world of 8 ranks, row (1, 3) is in the grid (0, 2), (1, 3), (4, 6), (5, 7).
         """
         size, world_size = len(row), len(self.classes)
         stride = int(row[1] - row[0]) if size > 1 else 1
@@ -97,12 +96,12 @@ class Alike:
             "others, groups are the world and those of meshes, such as rank.mesh(dp=4, tp=8)['tp']"
         )
 
-    def first_of_class(self, ends: Sequence[int]) -> Ints:
+    def class_first_indices(self, ends: Sequence[int]) -> Ints:
         """Return, for each rank of `ends`, the index in `ends` of the first rank of the same class."""
         classes = self.classes[list(ends)].tolist()
         return np.array([classes.index(number) for number in classes], np.int64)
 
-    def representatives(self, ranks: Ints, ends: Sequence[int]) -> Ints:
+    def representative_indices(self, ranks: Ints, ends: Sequence[int]) -> Ints:
         """Return, for each rank of `ranks`, the index in `ends` of its representative, the first rank of its class.
 
         Args:
@@ -125,7 +124,7 @@ class AlikeGroups:
     representatives: Ints  # (groups, ranks of each) index, in the simulated ranks, of each rank's representative
 
 
-def group_by_unit(rows: Ints, ranks_per_unit: int) -> list[tuple[Ints, Ints]]:
+def group_rows_by_unit(rows: Ints, ranks_per_unit: int) -> list[tuple[Ints, Ints]]:
     """Put groups together whose ranks differ by whole units of the cluster only.
 
     Example, with 4 ranks in a unit: (0, 1), (2, 3), (4, 5) gives ([0, 2], [0, 1]) and ([1], [0]).
@@ -178,9 +177,7 @@ def join_demands(groups: Sequence[AlikeGroups], ends: Sequence[int], class_first
 def _sum_needs(groups: Sequence[AlikeGroups], evenly: bool) -> tuple[Ints, Floats, Floats]:
     """Return the resources of all groups (needs,), and the sums of busy times and of messages (sections, needs).
 
-    Args:
-        groups: The groups.
-        evenly: Whether to join all sections into one.
+    With `evenly`, all sections are joined into one.
     """
     needed, place = np.unique(np.concatenate([group.resources.ravel() for group in groups]), return_inverse=True)
 
@@ -200,11 +197,10 @@ def _sum_needs(groups: Sequence[AlikeGroups], evenly: bool) -> tuple[Ints, Float
     return needed, sum_by_resource(busy_ns), sum_by_resource(messages)
 
 
-def _class_blocks(count: int, world_size: int) -> list[int]:
+def _classes_of_blocks(count: int, world_size: int) -> list[int]:
     """Return the class of each rank, for `count` equal blocks of consecutive ranks.
 
-    Raises:
-        UsageError: `count` is no integer from 1 that divides the number of ranks.
+    Raises `UsageError` unless `count` is an integer from 1 that divides the number of ranks.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1 or world_size % count:
         raise UsageError(f"alike: {world_size} ranks do not fall into {count!r} equal blocks; choose a divisor")

@@ -39,7 +39,7 @@ class FabricDriver:
     def __repr__(self) -> str:
         return f"<FabricDriver at {self.kernel.now_ns} ns: {len(self._callbacks)} in flight>"
 
-    def begin(self, transfer: FabricTransfer, on_reached: OnReached) -> None:
+    def begin_transfer(self, transfer: FabricTransfer, on_reached: OnReached) -> None:
         """Start a transfer in this instant, when all tasks are blocked.
 
         Args:
@@ -62,7 +62,7 @@ class FabricDriver:
         self._update_is_due = False
         transfers, self._new = self._new, []
         now_ns = self.kernel.now_ns
-        self.fabric.start(now_ns, transfers)
+        self.fabric.start_transfers(now_ns, transfers)
         next_ns = self.fabric.update_rates(now_ns)
         # The timer is already at the right instant.
         if next_ns == self._timer_ns:
@@ -76,7 +76,7 @@ class FabricDriver:
     def _report_reached_ranks(self) -> None:
         """Advance the fabric to this instant; call the callbacks of transfers with which ranks are done now."""
         self._timer, self._timer_ns = None, None
-        for reached in self.fabric.advance(self.kernel.now_ns):
+        for reached in self.fabric.advance_to(self.kernel.now_ns):
             callback = self._callbacks.pop(reached.transfer) if reached.last else self._callbacks[reached.transfer]
             callback(reached)
         self._update_rates_soon()

@@ -112,10 +112,10 @@ def write_file(path: Path, arrays: Mapping[str, Array], facts: FileFacts) -> Non
     for chunk in chunks:
         digest.update(chunk)
     head[_DIGEST_AT : _DIGEST_AT + len(_NO_DIGEST)] = digest.hexdigest().encode()  # replaces the zeros
-    _write_whole(path, chunks)
+    _write_atomically(path, chunks)
 
 
-def _write_whole(path: Path, chunks: Iterable[Any]) -> None:
+def _write_atomically(path: Path, chunks: Iterable[Any]) -> None:
     """Write chunks of bytes to a temporary file, and rename this to `path` once it is on the disk; see `write_file`."""
     temporary = path.with_suffix(f".writing-{os.getpid()}")
     try:
@@ -201,18 +201,18 @@ class SavedFile:
         """Names of the arrays."""
         return self._entries
 
-    def dtype(self, name: str) -> str:
+    def dtype_name(self, name: str) -> str:
         """Return the name of the dtype of an array."""
         return _NAMES[self._entries[name].dtype]
 
-    def array(self, name: str) -> Array:
+    def read_array(self, name: str) -> Array:
         """Return an array in new memory."""
         entry = self._entries[name]
         array = np.empty(entry.shape, dtype_of(_NAMES[entry.dtype]))
-        self.read(name, 0, array.reshape(-1))
+        self.read_into(name, 0, array.reshape(-1))
         return array
 
-    def read(self, name: str, first: int, target: Array) -> None:
+    def read_into(self, name: str, first: int, target: Array) -> None:
         """Fill `target` with the elements of an array from element `first` on.
 
         Args:
@@ -234,9 +234,7 @@ class SavedFile:
 def _read_header(path: Path) -> bytes:
     """Return the bytes of the header of a file; fewer, if the file ends in it.
 
-    Raises:
-        OSError: The file cannot be read.
-        DamagedError: The length of the header exceeds the limit.
+    Raises a `DamagedError` if the length of the header exceeds the limit.
     """
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")

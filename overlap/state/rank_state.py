@@ -153,12 +153,12 @@ class RankState:
         site = _users_site()
         if not self.real:  # in virtual time there is no state, but ranks wait for each other as in real time
             await self._world.barrier(stream=self._stream, name="state.latest", call_site=site)
-        newest = await self._store.newest(name="state.latest", site=site, own=True)
+        newest = await self._store.find_newest(name="state.latest", site=site, own=True)
         if newest is None:
             return None
         save, ranks, _ = newest
         self._last_step = save.step
-        folder, own_rank, own_tree = self._store.saves.path(save), None, None
+        folder, own_rank, own_tree = self._store.saves.folder_of(save), None, None
         if ranks == self._world.size:
             own_rank = self._world.rank
             own_tree = await trio.to_thread.run_sync(read_tree, folder / file_names(ranks)[own_rank])
@@ -174,7 +174,7 @@ def read_tree(path: Path) -> Tree:
     """
     file = SavedFile(path)
     file.check_digest()
-    return unpack_tree(file.facts.form, file.array)
+    return unpack_tree(file.facts.form, file.read_array)
 
 
 def _users_site() -> Site | None:

@@ -71,21 +71,21 @@ class Saves:
         self.kind: SaveKind = kind
         self._name = re.compile(rf"{kind.prefix}-(\d{{12,18}})(?:-([0-9a-f]{{16}}))?")
 
-    def path(self, save: Save) -> Path:
+    def folder_of(self, save: Save) -> Path:
         """Return the folder of a save."""
         return Path(self.folder or "") / f"{self.kind.prefix}-{save.step:012}-{save.nonce:016x}"
 
-    def find(self) -> dict[tuple[Save, int], set[int]]:
+    def find_files(self) -> dict[tuple[Save, int], set[int]]:
         """Return the files of all saves that this process sees, as `Found` describes.
 
         Only regular files count: opening a pipe, for example, would block.
         """
         saves: dict[tuple[Save, int], set[int]] = {}
         for save in self.begun_saves():
-            for name in _list_names(self.path(save)):
+            for name in _list_names(self.folder_of(save)):
                 match = _FILE.fullmatch(name)
                 # "model.safetensors" has no numbers: both are `WHOLE` then.
-                if match is not None and (self.path(save) / name).is_file():
+                if match is not None and (self.folder_of(save) / name).is_file():
                     rank, ranks = map(int, match.groups(default=WHOLE))
                     saves.setdefault((save, ranks), set()).add(rank)
         return saves
@@ -94,11 +94,11 @@ class Saves:
         """Return the saves that have a folder here, complete or not."""
         matches = map(self._name.fullmatch, _list_names(self.folder))
         saves = [Save(int(match[1]), int(match[2], 16)) for match in matches if match and match[2]]
-        return [save for save in saves if self.path(save).is_dir()]
+        return [save for save in saves if self.folder_of(save).is_dir()]
 
-    def complete(self) -> list[Save]:
+    def list_complete(self) -> list[Save]:
         """Return the saves of which this process sees all files, the newest first."""
-        return sorted({save for save, _ in complete_saves(self.find())}, reverse=True)
+        return sorted({save for save, _ in complete_saves(self.find_files())}, reverse=True)
 
     def find_older_version(self) -> str:
         """Return the path of the newest save by an earlier version of this package, or "" if there is none."""
@@ -115,7 +115,7 @@ class Saves:
         call.
         """
         for save in filter(unwanted, self.begun_saves()):
-            shutil.rmtree(self.path(save), ignore_errors=True)
+            shutil.rmtree(self.folder_of(save), ignore_errors=True)
 
 
 def complete_saves(found: Found) -> list[tuple[Save, int]]:
@@ -125,7 +125,9 @@ def complete_saves(found: Found) -> list[tuple[Save, int]]:
 
 def newest_step(folder: str | None) -> int | None:
     """Return the step of the newest complete state or checkpoint that this host sees in a folder; None if none."""
-    return max((save.step for kind in (STATES, CHECKPOINTS) for save in Saves(folder, kind).complete()), default=None)
+    return max(
+        (save.step for kind in (STATES, CHECKPOINTS) for save in Saves(folder, kind).list_complete()), default=None
+    )
 
 
 def _list_names(folder: Path | None) -> list[str]:

@@ -59,11 +59,11 @@ class Store:
     ) -> None:
         self.saves: Saves = saves
         self._title, self._real = saves.kind.title, real
-        self._group, self._stream, self._keep, self._note, self._drawn = group, stream, keep, note, drawn
-        self._last: Save | None = None  # the last save that this store has begun
-        self._kept: list[Save] = []  # complete saves that must not be removed, the newest last
-        # Saves of earlier attempts, complete or not; None: neither `newest` nor `save` was called.
-        self._known: set[Save] | None = None
+        self._group, self._stream, self._keep, self._note, self._drawn_nonces = group, stream, keep, note, drawn
+        self._last_save: Save | None = None  # the last save that this store has begun
+        self._kept_saves: list[Save] = []  # complete saves that must not be removed, the newest last
+        # Saves of earlier attempts, complete or not; None: neither `find_newest` nor `save` was called.
+        self._known_saves: set[Save] | None = None
 
     async def save(
         self,
@@ -89,19 +89,19 @@ class Store:
             facts: Further fields of `FileFacts`.
 
         Raises:
-            UsageError: Another job saves in the folder; or the folder has saves of another run, and `newest` was not
-                called.
+            UsageError: Another job saves in the folder; or the folder has saves of another run, and `find_newest` was
+                not called.
             OSError: The file cannot be written.
         """
         group = self._group
         if not self._real:
             return await self._wait_for_ranks(name, site)
-        await trio.to_thread.run_sync(self._check_folder)
+        await trio.to_thread.run_sync(self._check_folder_is_ours)
         # The first save, and a save of an earlier step than the last one, draw a new nonce; the others keep it.
-        if self._last is None or step <= self._last.step:
-            self._last = Save(step, await self._draw_nonce(f"{name} begins", site))
-        save = self._last = Save(step, self._last.nonce)
-        paths = [self.saves.path(save) / file for file in file_names(group.size)]
+        if self._last_save is None or step <= self._last_save.step:
+            self._last_save = Save(step, await self._draw_nonce(f"{name} begins", site))
+        save = self._last_save = Save(step, self._last_save.nonce)
+        paths = [self.saves.folder_of(save) / file for file in file_names(group.size)]
         fields = FileFacts(step=step, nonce=save.nonce, rank=group.rank, ranks=group.size, **facts)
         try:
             await trio.to_thread.run_sync(write_file, paths[group.rank], arrays, fields)
@@ -116,11 +116,11 @@ class Store:
             if group.rank == 0:
                 await trio.to_thread.run_sync(_merge_files, paths, merge)
             await self._wait_for_ranks(name, site)
-        self._kept = [*(kept for kept in self._kept if kept.step < step), save][-self._keep :]
+        self._kept_saves = [*(kept for kept in self._kept_saves if kept.step < step), save][-self._keep :]
         self._note(step)
         return await trio.to_thread.run_sync(self.saves.remove, self._is_superseded)
 
-    async def newest(
+    async def find_newest(
         self, *, name: str, site: Site | None, own: bool = False
     ) -> tuple[Save, int, list[SavedFile]] | None:
         """Return the newest complete save without damage, the same on all ranks, or None if there is none.
@@ -142,18 +142,18 @@ class Store:
         if not self._real:
             return None
         gather = partial(self._group.all_gather_object, stream=self._stream, name=name, call_site=site)
-        offers: list[Any] = await gather(await trio.to_thread.run_sync(self._list_own_files))
+        offers: list[Any] = await gather(await trio.to_thread.run_sync(self._list_visible_files))
         seen = _files_by_save(offers)
         complete = complete_saves({key: set().union(*of_all) for key, of_all in seen.items()})
         damages: list[str] = []  # of complete saves, the newest first
         # All ranks come to the same result for each save, because each rank sees the offers and checks of all.
         for save, ranks in sorted(seen, reverse=True):
-            trouble = self._find_missing(save, ranks, seen[save, ranks], own=own)
+            trouble = self._describe_missing_files(save, ranks, seen[save, ranks], own=own)
             if not trouble:
-                own_check = await trio.to_thread.run_sync(self._check_files, save, ranks, seen[save, ranks])
-                trouble, files = self._join_checks(save, await gather(own_check))
+                own_check = await trio.to_thread.run_sync(self._check_share_of_files, save, ranks, seen[save, ranks])
+                trouble, files = self._join_file_checks(save, await gather(own_check))
                 if not trouble:
-                    self._kept = sorted({each for each, _ in complete if each <= save})[-self._keep :]
+                    self._kept_saves = sorted({each for each, _ in complete if each <= save})[-self._keep :]
                     return save, ranks, files
                 damages.append(trouble)
             if self._group.rank == 0:
@@ -171,28 +171,22 @@ class Store:
             )
         return None
 
-    def _list_own_files(self) -> dict[str, object]:
-        """Return the files that this rank sees, for the other ranks: see `_files_by_save`. Sets `_known`.
+    def _list_visible_files(self) -> dict[str, object]:
+        """Return the files that this rank sees, for the other ranks: see `_files_by_save`. Sets `_known_saves`.
 
         The entry "before" is the path of a save by an earlier version of this package, or "".
         """
-        self._known = set(self.saves.begun_saves())
-        files = [[*save, ranks, sorted(found)] for (save, ranks), found in self.saves.find().items()]
+        self._known_saves = set(self.saves.begun_saves())
+        files = [[*save, ranks, sorted(found)] for (save, ranks), found in self.saves.find_files().items()]
         return {"saves": files, "before": self.saves.find_older_version()}
 
-    def _find_missing(self, save: Save, ranks: int, seen: Seen, *, own: bool) -> str:
-        """Return a sentence on missing files of a save: that no rank sees, or that the rank which needs them does not.
+    def _describe_missing_files(self, save: Save, ranks: int, seen: Seen, *, own: bool) -> str:
+        """Return a sentence on missing files of a save; "" if there are none.
 
-        Args:
-            save: The save.
-            ranks: Number of ranks in its file names, or `WHOLE`.
-            seen: The files that each rank sees.
-            own: Whether each rank must see its own file; if another number of ranks has saved, all files.
-
-        Returns:
-            The sentence; "" if no file is missing.
+        A file is missing if no rank sees it. With `own`, each rank must see its own file, or all files if another
+        number of ranks has saved.
         """
-        names, folder = file_names(ranks), self.saves.path(save)
+        names, folder = file_names(ranks), self.saves.folder_of(save)
         missing = [name for number, name in enumerate(names) if number not in set().union(*seen)]
         if missing:
             lacks = f"{folder} lacks {', '.join(missing)}"
@@ -202,18 +196,11 @@ class Store:
                 return f"rank {rank} does not see {folder / names[number]}; copy it to the host of that rank"
         return ""
 
-    def _check_files(self, save: Save, ranks: int, seen: Seen) -> tuple[str, list[tuple[str, bytes]]]:
-        """Check this rank's share of the files of a save.
+    def _check_share_of_files(self, save: Save, ranks: int, seen: Seen) -> tuple[str, list[tuple[str, bytes]]]:
+        """Check this rank's share of a save's files; return a sentence on damage, or "", and files with pieces.
 
         File n is checked by rank n (modulo the number of ranks) if that rank sees it, else by the first rank that does.
-
-        Args:
-            save: The save.
-            ranks: Number of ranks in its file names, or `WHOLE`.
-            seen: The files that each rank sees.
-
-        Returns:
-            A sentence on the damage, "" if there is none; and (name, header) of each file with pieces of a model.
+        Of each file with pieces of a model, the name and the header are returned.
         """
         headers: list[tuple[str, bytes]] = []
         for number, name in enumerate(file_names(ranks)):
@@ -222,7 +209,7 @@ class Store:
             if self._group.rank != (checker if checker in seers else seers[0]):
                 continue
             try:
-                file = SavedFile(self.saves.path(save) / name)
+                file = SavedFile(self.saves.folder_of(save) / name)
                 file.check_digest()
             except (OSError, DamagedError) as error:
                 return str(error), []
@@ -233,38 +220,38 @@ class Store:
                 headers.append((name, file.header))
         return "", headers
 
-    def _join_checks(
+    def _join_file_checks(
         self, save: Save, checks: Sequence[tuple[str, list[tuple[str, bytes]]]]
     ) -> tuple[str, list[SavedFile]]:
-        """Return the first damage that a rank has found, or ""; and the files with pieces, by the rank that wrote them.
-
-        Args:
-            save: The save.
-            checks: The results of `_check_files` of all ranks.
-        """
+        """Return the first damage that a rank has found, or "", and the files with pieces, in the order of ranks."""
         trouble = next((damage for damage, _ in checks if damage), "")
         if trouble:
             return trouble, []
-        files = [SavedFile(self.saves.path(save) / name, header) for _, headers in checks for name, header in headers]
+        files = [
+            SavedFile(self.saves.folder_of(save) / name, header) for _, headers in checks for name, header in headers
+        ]
         return "", sorted(files, key=lambda file: file.facts.rank)
 
-    def _check_folder(self) -> None:
+    def _check_folder_is_ours(self) -> None:
         """Refuse a folder that another run uses: its saves would be removed, or restored in the place of ours.
 
-        Raises:
-            UsageError: The folder has saves of another run, and `newest` was not called; or another job has saved there
-                since.
+        The `UsageError` means that the folder has saves of another run, and `find_newest` was not called, or that
+        another job has saved there since.
         """
         saves, folder = self.saves.begun_saves(), self.saves.folder
-        if self._known is None:
-            others = [str(self.saves.path(save)) for save in self.saves.complete() if save.nonce not in self._drawn]
+        if self._known_saves is None:
+            others = [
+                str(self.saves.folder_of(save))
+                for save in self.saves.list_complete()
+                if save.nonce not in self._drawn_nonces
+            ]
             if other := next(iter(others), self.saves.find_older_version()):
                 raise UsageError(
                     f"{self._title}: {other} is of another run; go on from it with {self.saves.kind.resume}, or name "
                     "another folder"
                 )
-            self._known = set(saves)
-        strangers = [save for save in saves if save not in self._known and save.nonce not in self._drawn]
+            self._known_saves = set(saves)
+        strangers = [save for save in saves if save not in self._known_saves and save.nonce not in self._drawn_nonces]
         if strangers:
             raise UsageError(
                 f"{self._title}: another job saves in {folder}, too, its step {strangers[0].step}; name a folder for "
@@ -274,12 +261,12 @@ class Store:
     def _is_superseded(self, save: Save) -> bool:
         """Whether a save may be removed.
 
-        Saves in `_kept` may not, nor saves of other jobs, nor a save that a faster rank may already be writing.
+        Saves in `_kept_saves` may not, nor saves of other jobs, nor a save that a faster rank may already be writing.
         """
-        assert self._known is not None
-        assert self._last is not None
-        ours = save in self._known or (save.nonce in self._drawn and save.step <= self._last.step)
-        return ours and save not in self._kept
+        assert self._known_saves is not None
+        assert self._last_save is not None
+        ours = save in self._known_saves or (save.nonce in self._drawn_nonces and save.step <= self._last_save.step)
+        return ours and save not in self._kept_saves
 
     async def _draw_nonce(self, name: str, site: Site | None) -> int:
         """Return a random number, the same on all ranks, and add it to the numbers of this attempt.
@@ -289,7 +276,7 @@ class Store:
         """
         drawn = metadata([int.from_bytes(os.urandom(8), "big") >> 2], np.int64)  # shifted, to fit into a signed number
         most = await self._group.all_reduce(drawn, op="max", stream=self._stream, name=name, call_site=site)
-        self._drawn.add(int(most[0]))
+        self._drawn_nonces.add(int(most[0]))
         return int(most[0])
 
     async def _wait_for_ranks(self, name: str, site: Site | None) -> None:
@@ -298,14 +285,9 @@ class Store:
 
 
 def _files_by_save(offers: Sequence[Any]) -> dict[tuple[Save, int], list[set[int]]]:
-    """Return the files that each rank sees, by the save and the number of ranks in its file names.
+    """Return, for each save and number of ranks in its file names, the numbers of the files that each rank sees.
 
-    Args:
-        offers: For each rank a dict, whose "saves" are lists of: step, nonce, number of ranks in the file names, and
-            the numbers of the files that the rank sees.
-
-    Returns:
-        For each save a list with, for each rank, the numbers of the files that it sees.
+    The "saves" of each rank's offer are lists of step, nonce, number of ranks in the file names, and numbers of files.
     """
     seen: dict[tuple[Save, int], list[set[int]]] = {}
     for rank, offer in enumerate(offers):
@@ -316,14 +298,9 @@ def _files_by_save(offers: Sequence[Any]) -> dict[tuple[Save, int], list[set[int
 
 
 def _merge_files(paths: Sequence[Path], merge: Callable[[Sequence[SavedFile], Path], None]) -> None:
-    """Replace the files of all ranks by one file of the whole model.
+    """Replace the files of all ranks by one file of the whole model, which `merge(files, path)` writes.
 
-    Args:
-        paths: The files, in the order of ranks.
-        merge: `merge(files, path)` writes the file of the whole model.
-
-    Raises:
-        UsageError: This process does not see the file of a rank.
+    Raises a `UsageError` if this process does not see the file of a rank.
     """
     for rank, path in enumerate(paths):
         if not path.exists():

@@ -14,7 +14,7 @@ import numpy as np
 from ..collectives.reduce import Array
 from ..errors import UsageError
 from ..runtime.forms import dtype_of
-from ..runtime.memory.foreign import as_input
+from ..runtime.memory.foreign import as_input_array
 
 Tree: TypeAlias = Any
 """An array, a number, a text, a bool or None, or a list, tuple or dict of trees."""
@@ -36,7 +36,7 @@ def pack_tree(tree: Tree, dtypes: Collection[str], prefix: str = "") -> tuple[di
     """
     arrays: dict[str, Array] = {}
 
-    def pack(node: Tree, path: str) -> object:
+    def pack_node(node: Tree, path: str) -> object:
         """Return the form of a part of the tree, and add its arrays; `path` is its place in the tree, for errors."""
         if node is None or (isinstance(node, (bool, int, float, str)) and not isinstance(node, np.generic)):
             return {"value": node}
@@ -44,12 +44,12 @@ def pack_tree(tree: Tree, dtypes: Collection[str], prefix: str = "") -> tuple[di
             for key in node:
                 if not isinstance(key, (str, int)) or isinstance(key, bool):
                     raise UsageError(f"tree{path}: expected texts or integers as keys, got {key!r}")
-            return {"dict": [[key, pack(node[key], f"{path}[{key!r}]")] for key in node]}
+            return {"dict": [[key, pack_node(node[key], f"{path}[{key!r}]")] for key in node]}
         if isinstance(node, (list, tuple)):
-            items = [pack(item, f"{path}[{index}]") for index, item in enumerate(node)]
+            items = [pack_node(item, f"{path}[{index}]") for index, item in enumerate(node)]
             return {"list" if isinstance(node, list) else "tuple": items}
         try:
-            array = as_input(node)
+            array = as_input_array(node)
         except UsageError:
             raise UsageError(
                 f"tree{path}: cannot keep {type(node).__name__}; expected arrays, numbers, texts or None, "
@@ -63,7 +63,7 @@ def pack_tree(tree: Tree, dtypes: Collection[str], prefix: str = "") -> tuple[di
         dtype_name = dtype.str if dtype.kind != "V" and np.dtype(dtype.str) == dtype else dtype.name
         return {"scalar" if isinstance(node, np.generic) else "array": [name, dtype_name]}
 
-    form = pack(tree, "")
+    form = pack_node(tree, "")
     return arrays, form
 
 

@@ -30,6 +30,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from transports.failures import REPORT_BUG
+
 M = TypeVar("M")
 
 
@@ -122,17 +124,17 @@ class StepProgress(Generic[M]):
         """
         if not self.closed or after_step not in (self.agreed, self.prepared):
             raise AssertionError(
-                f"next world begins after step {after_step}; agreed {self.agreed}, prepared {self.prepared}"
+                f"next world begins after step {after_step}, not {self.agreed} or {self.prepared}: {REPORT_BUG}"
             )
         return StepProgress(after_step), self._latest.means if after_step == self.prepared else ()
 
     def _assert_open(self, valid: bool, reason: str) -> None:
         """Raise an AssertionError if this member has reported, or if `valid` is false; `reason` is for the message."""
         if self.closed or not valid:
-            raise AssertionError(f"after its report: {reason}" if self.closed else reason)
+            raise AssertionError(f"{'after its report: ' if self.closed else ''}{reason}: {REPORT_BUG}")
 
 
-def accepts(record: EpochWorld, proposal: EpochWorld) -> bool:
+def accepts_proposal(record: EpochWorld, proposal: EpochWorld) -> bool:
     """Whether a proposal may follow the newest world: it is of the next epoch, and its members are in that world."""
     before, after = set(record.members), set(proposal.members)
     distinct = 0 < len(after) == len(proposal.members)

@@ -17,11 +17,11 @@ import trio
 from transports import TransportError
 
 from ..config import RunConfig
-from ..errors import OverlapError, PeerError, PeerLostError, RankFailedError, RemoteError, UsageError, in_one_line
+from ..errors import OverlapError, PeerError, PeerLostError, RankFailedError, RemoteError, UsageError, one_line_text
 from ..flight.folder import restart_count
 from ..notice import notify
 from ..processes.connect import join_launched_world, join_world, make_rendezvous_config
-from ..processes.identity import name_processes
+from ..processes.identity import format_processes
 from ..processes.members import MemberLostError
 from ..processes.place import ProcessPlace, count_even_nodes, set_place_variables
 from ..processes.real_time import WorldSetup, run_ranks, single_process_setup
@@ -122,7 +122,7 @@ async def live_epochs(
                     raise
                 loss = error
             else:
-                await run.witness.access(lambda: run.witness.finish(run.world.epoch))
+                await run.witness.access_folder(lambda: run.witness.record_finished_epoch(run.world.epoch))
                 return results
             if (results_before := await run.enter_next_world(loss)) is not None:
                 return results_before  # type: ignore[return-value]
@@ -165,7 +165,7 @@ class SurvivingRun:
         self._listener, self._size = listen((self._address, 0)), own_place.processes
         self._processes_per_host = own_place.processes // own_place.nodes
         state_dir = run_config.state_dir or str(folder / "state")
-        self._run_config = run_config.changed(own_place.source, ranks=own_place.world_size, state_dir=state_dir)
+        self._run_config = run_config.with_changes(own_place.source, ranks=own_place.world_size, state_dir=state_dir)
         self.epochs: list[Epoch] = [Epoch(survives=True, members=members) for _ in own_place.ranks]
         self.state: AgreementState = AgreementState.JOINS
         self._finished: dict[int, object] = {}
@@ -229,10 +229,7 @@ class SurvivingRun:
         raise NotMetError(late=not self._has_fallen_apart())
 
     async def _open_world(self) -> AbstractAsyncContextManager[WorldSetup]:
-        """Return the setup of the present world, a context; entering it joins the other processes.
-
-        The processes of the first epoch meet as the launcher says; those of a later epoch at the first member.
-        """
+        """Return a context that joins the present world: as the launcher says, in later epochs at the first member."""
         own_place = self.place
         if not self.world.epoch:
             return join_launched_world(own_place, self._run_config)
@@ -251,8 +248,10 @@ class SurvivingRun:
     async def _watch_joining(self, joining: trio.CancelScope) -> None:
         """Cancel `joining` when a process of the present world has ended, has left it with a report, or is late."""
         with trio.move_on_after(JOIN_S if self.world.epoch else inf):
-            async with self.witness.watching(self.world.members):
-                while self.state is AgreementState.JOINS and not await self.witness.access(self._has_fallen_apart):  # noqa: ASYNC110
+            async with self.witness.watching_members(self.world.members):
+                while self.state is AgreementState.JOINS and not await self.witness.access_folder(  # noqa: ASYNC110
+                    self._has_fallen_apart
+                ):
                     await trio.sleep(self.witness.look_s)
                 while self.witness.is_awaiting_answers():  # noqa: ASYNC110  the report needs what comes of it
                     await trio.sleep(self.witness.look_s)
@@ -294,19 +293,19 @@ class SurvivingRun:
             self._old_listeners.append(self._listener)
             self._listener = listen((self._address, 0))
         host, port = self._listener.getsockname()[:2]
-        report = WitnessReport(step=step, endpoint=(host, port), unreached=self.witness.unreached())
-        await self.witness.access(lambda: self.witness.write_report(previous.epoch, report))
-        async with self.witness.watching(previous.members):
+        report = WitnessReport(step=step, endpoint=(host, port), unreached=self.witness.unreached_members())
+        await self.witness.access_folder(lambda: self.witness.write_report(previous.epoch, report))
+        async with self.witness.watching_members(previous.members):
             record = await self._wait_for_next_world(suspects)
         if record is None:
             return [self._finished[rank] for rank in self.place.ranks]
         if isinstance(loss, NotMetError) and loss.late and record.members == previous.members:
             raise loss  # all live, and cannot meet: another epoch would not help
-        reports = await self.witness.access(lambda: self.witness.read_reports(previous.epoch, record.members))
+        reports = await self.witness.access_folder(lambda: self.witness.read_reports(previous.epoch, record.members))
         self._enter_world(record, member_state(self.member, previous, record), reports)
         self._last_change = describe_new_epoch(previous, record)
         if record.members[0] == self.member:
-            notify(describe_new_epoch(previous, record, in_one_line(loss)))
+            notify(describe_new_epoch(previous, record, one_line_text(loss)))
         return None
 
     def _suspected_members(self, loss: Exception) -> set[int]:
@@ -321,21 +320,18 @@ class SurvivingRun:
     async def _wait_for_next_world(self, suspects: set[int]) -> EpochWorld | None:
         """Return the next world once the witness has recorded it; None if the present world has ended well."""
         start_s = trio.current_time()
-        while (record := await self.witness.access(self.witness.read_newest_world)).epoch == self.world.epoch:
+        while (record := await self.witness.access_folder(self.witness.read_newest_world)).epoch == self.world.epoch:
             waited_s = trio.current_time() - start_s
-            if await self.witness.access(partial(self._propose_if_reported, suspects, waited_s)):
+            if await self.witness.access_folder(partial(self._propose_if_reported, suspects, waited_s)):
                 return None
             await trio.sleep(self.witness.look_s)
         return record
 
     def _propose_if_reported(self, suspects: set[int], waited_s: float) -> bool:
-        """Propose the next world if all live members have reported; return whether the present world has ended well.
+        """Propose the next world if all live members have reported; return whether this one has ended well.
 
-        Reads and writes the witness's folder, so it must be called by `Witness.access`, in any thread.
-
-        Args:
-            suspects: Members that this process takes for lost; they may be alive.
-            waited_s: Seconds since its own report.
+        It uses the witness's folder, so it must be called by `Witness.access_folder`, in any thread. Suspects may be
+        alive; `waited_s` counts from the own report.
         """
         if self.witness.has_finished(self.world.epoch) and len(self._finished) == len(self.epochs):
             return True
@@ -350,19 +346,13 @@ class SurvivingRun:
             return False
         steps = {member: report.step for member, report in reports.items()}
         if (proposal := propose_world(self.world, steps, lost)) is not None:
-            self.witness.propose(proposal)
+            self.witness.record_proposal(proposal)
         return False
 
     def _enter_world(self, record: EpochWorld, state: AgreementState, reports: Mapping[int, WitnessReport]) -> None:
-        """Set the place, the settings and the epochs of this process for the next world.
+        """Set the place, the settings and the epochs for the next world; its first member's report has the address.
 
-        Args:
-            record: The next world.
-            state: State of this process: JOINS or OUT.
-            reports: Reports of the members of the next world. That of the first member has the address where all meet.
-
-        Raises:
-            EpochClosedError: This process is no member of the next world.
+        Raises EpochClosedError if this process is no member of it.
         """
         self.state = state
         if state is AgreementState.OUT:
@@ -383,7 +373,7 @@ class SurvivingRun:
             listener=self._listener.fileno() if process == 0 else None,
         )
         set_place_variables(self.place)
-        self._run_config = self._run_config.changed(ranks=self.place.world_size)
+        self._run_config = self._run_config.with_changes(ranks=self.place.world_size)
         self.world = record
         for epoch in self.epochs:
             epoch.enter(record.epoch, record.step, record.members)
@@ -408,6 +398,6 @@ def describe_new_epoch(before: EpochWorld, after: EpochWorld, reason: str = "") 
         reason: Reason of the end; "" leaves it out.
     """
     lost = [member for member in before.members if member not in after.members]
-    ended = f"lost {name_processes(lost) if lost else 'no process'}" + (f": {reason}" if reason else "")
+    ended = f"lost {format_processes(lost) if lost else 'no process'}" + (f": {reason}" if reason else "")
     going = f"going on with {len(after.members)} of {len(before.members)} processes"
     return f"{ended}; {going}" + (f" after step {after.step}" if after.step else "")

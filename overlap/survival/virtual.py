@@ -65,14 +65,9 @@ def live_virtual_epochs(live: Live[T], assumptions: Virtual, cluster: Cluster, s
 
 
 def _next_world(world: EpochWorld, epochs: Mapping[int, Epoch], ranks: Set[int]) -> EpochWorld | None:
-    """Return the world after the loss of some ranks; None if no rank is lost, or no rank is left.
+    """Return the world after the loss of some ranks, by numbers in `world`; None if none is lost, or none is left.
 
     The models of the survivors report their steps; they apply no further step until they enter the next world.
-
-    Args:
-        world: The world that lost ranks.
-        epochs: Epochs of all ranks, by their numbers in the first world.
-        ranks: The lost ranks, by their numbers in `world`.
     """
     lost = {world.members[rank] for rank in ranks}
     if not lost:

@@ -42,7 +42,7 @@ from ..processes.identity import LOST_AFTER_S
 from ..processes.shared_folder import WITNESS
 from ..processes.sockets import OUTAGE_S, dial, listen
 from ..tasks import open_background_nursery
-from .agreement import EpochWorld, accepts
+from .agreement import EpochWorld, accepts_proposal
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ class Witness:
         self._processes: dict[int, str] = {}  # `process_identity` of members
         self._ended: set[int] = set()  # watched members on other hosts that have certainly ended
         self._cut_off: set[int] = set()  # watched members that do not answer: their host or the network failed
-        self._unreached: set[int] = set()  # members that did not answer, until they do; also after `watching`
+        self._unreached: set[int] = set()  # members that did not answer, until they do; also after `watching_members`
         self._dialled: set[int] = set()  # members that are being dialled
         self._is_slow = False
         self._socket = None if address is None else listen((address, 0), backlog=_BACKLOG)
@@ -126,7 +126,7 @@ class Witness:
         if self._socket is not None:
             self._socket.close()
 
-    async def access(self, call: Callable[[], T]) -> T:
+    async def access_folder(self, call: Callable[[], T]) -> T:
         """Return the result of a call that reads or writes the folder. With several hosts, a failed call is repeated.
 
         Raises:
@@ -145,24 +145,24 @@ class Witness:
                 while True:
                     write_s = trio.current_time()
                     try:
-                        await trio.to_thread.run_sync(self._renew, abandon_on_cancel=True)
+                        await trio.to_thread.run_sync(self._renew_folder_cache, abandon_on_cancel=True)
                         took_s = trio.current_time() - write_s
                         # A slow folder is not lost: each operation of the call may take as long as this one.
                         scope.deadline = begin_s + limit_s + _MOST_OPERATIONS * took_s
-                        self._report_slow(took_s)
+                        self._report_slow_folder(took_s)
                         return await trio.to_thread.run_sync(call, abandon_on_cancel=True)
                     except OSError as error:
                         failure = error
                     await trio.sleep(_PAUSE_S)
         raise self._folder_error(failure)
 
-    def _renew(self) -> None:
+    def _renew_folder_cache(self) -> None:
         """Create a file and remove it: a client of NFS then reads the folder from the server again."""
         draft = self._folder / f"look-{self._member}"
         draft.touch()
         draft.unlink()
 
-    def _report_slow(self, took_s: float) -> None:
+    def _report_slow_folder(self, took_s: float) -> None:
         """Report once that the folder is slow."""
         if took_s > _SLOW_S and not self._is_slow:
             self._is_slow = True
@@ -192,10 +192,10 @@ class Witness:
     def has_ended(self, member: int) -> bool:
         """Whether the process of a member has certainly ended, as the kernel of its host says."""
         if member not in self._processes and self._socket is None:
-            self._read_alive(member)
+            self._read_alive_file(member)
         return member in self._ended or process_state(self._processes.get(member, "")) is ProcessState.GONE
 
-    def unreached(self) -> tuple[int, ...]:
+    def unreached_members(self) -> tuple[int, ...]:
         """Return the members to which this process could not connect, and that have not answered since.
 
         It is empty for a job on one host.
@@ -207,7 +207,7 @@ class Witness:
         return bool(self._dialled)
 
     @asynccontextmanager
-    async def watching(self, members: Iterable[int]) -> AsyncIterator[None]:
+    async def watching_members(self, members: Iterable[int]) -> AsyncIterator[None]:
         """In the block, watch members over their sockets, for `is_dead`. On one host the kernel is asked instead."""
         others = set(members) - {self._member} if self._socket is not None else set()
         self._ended -= others
@@ -223,7 +223,7 @@ class Witness:
         endpoint = None
         while endpoint is None:
             with suppress(WitnessError):  # the task that waits for a decision raises it
-                endpoint = await self.access(lambda: self._read_alive(member))
+                endpoint = await self.access_folder(lambda: self._read_alive_file(member))
             await trio.sleep(0 if endpoint else self.look_s)
         self._dialled.add(member)
         stream = None
@@ -247,10 +247,10 @@ class Witness:
         finally:
             self._dialled.discard(member)
 
-    def _read_alive(self, member: int) -> tuple[str, int] | None:
-        """Read the identity of a member's process into `_processes`; return its address in this run.
+    def _read_alive_file(self, member: int) -> tuple[str, int] | None:
+        """Read a member's identity into `_processes`; return its address in this run, or None.
 
-        None if the member has not written it yet, or if the job has one host, where no member listens.
+        There is none before the member has written it, nor in a job on one host, where no member listens.
         """
         with suppress(FileNotFoundError):
             content = json.loads((self._members / f"alive-{member}").read_text())
@@ -274,12 +274,12 @@ class Witness:
         names = {path.name for path in self._folder.glob("report-*")}
         return {member: _read_report(path) for member, path in paths.items() if path.name in names}
 
-    def propose(self, proposal: EpochWorld) -> bool:
+    def record_proposal(self, proposal: EpochWorld) -> bool:
         """Record a proposal if it may follow the newest world, and is the first of its epoch; return whether it was."""
-        is_next = accepts(self.read_newest_world(), proposal)
+        is_next = accepts_proposal(self.read_newest_world(), proposal)
         return is_next and self._create_file(f"epoch-{proposal.epoch}", asdict(proposal))
 
-    def finish(self, epoch: int) -> None:
+    def record_finished_epoch(self, epoch: int) -> None:
         """Record that the world of an epoch has ended well: all its ranks have finished their programs."""
         self._create_file(f"finished-{epoch}", {})
 
@@ -320,7 +320,7 @@ def witness_folder() -> Path:
     return Path(folder)
 
 
-def has_survivor(folder: Path, member: int) -> bool:
+def has_alive_file(folder: Path, member: int) -> bool:
     """Whether a process takes part in a run that goes on after losses: it has then written its file `alive-N`.
 
     Args:
@@ -330,7 +330,7 @@ def has_survivor(folder: Path, member: int) -> bool:
     return any(folder.glob(f"attempt-*/alive-{member}"))
 
 
-def newest_world(folder: Path, attempt: int) -> EpochWorld | None:
+def newest_decided_world(folder: Path, attempt: int) -> EpochWorld | None:
     """Return the newest world that the witness of a job has recorded, or None if it has recorded none.
 
     Args:
@@ -345,7 +345,6 @@ def newest_world(folder: Path, attempt: int) -> EpochWorld | None:
 
 
 def _attempt_folder(folder: Path, attempt: int) -> Path:
-    """Return the folder of one attempt in the folder of the witness."""
     return folder / f"attempt-{attempt}"
 
 

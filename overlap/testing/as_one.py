@@ -14,7 +14,7 @@ import torch
 from ..ranklist import named_ranks
 from .batches import Batches
 from .record import Issue, Record, Verdict
-from .substitutes import Declined, Substitute, UpdateRecord, join_whole
+from .substitutes import Declined, Substitute, UpdateRecord, join_whole_tensor
 from .tensor_parts import digest
 
 if TYPE_CHECKING:
@@ -34,15 +34,7 @@ _TOLERANCES = {8: 1e-9, 4: 1e-3, 2: 6e-2}
 
 
 def _group_by_weights(recorded: list[Batches], *, distributed: bool) -> list[list[int]]:
-    """Group ranks that hold the same parts of the model.
-
-    Args:
-        recorded: The record of each rank's updates.
-        distributed: Whether distributed tensors count, too, of which each rank holds a part.
-
-    Returns:
-        Lists of ranks.
-    """
+    """Group ranks that hold the same weights; with `distributed`, also the same parts of distributed tensors."""
     found: dict[object, list[int]] = {}
     for rank, each in enumerate(recorded):
         weights = each.steps[0].weights.items()
@@ -51,7 +43,7 @@ def _group_by_weights(recorded: list[Batches], *, distributed: bool) -> list[lis
     return list(found.values())
 
 
-def _steps_at(update: int, recorded: Iterable[Batches]) -> list[UpdateRecord]:
+def _records_of_update(update: int, recorded: Iterable[Batches]) -> list[UpdateRecord]:
     """Return the record of update `update` (from 0) of each rank that made it."""
     return [batches.steps[update] for batches in recorded if update < len(batches.steps)]
 
@@ -94,11 +86,7 @@ class AsOne:
             return [], f"not compared: {declined}"
 
     def _check_comparable(self) -> None:
-        """Check that the run has gradients to compare.
-
-        Raises:
-            Declined: It has not; the text has the reason and advice.
-        """
+        """Raise `Declined`, with the reason and advice, if the run has no gradients to compare."""
         if self._run.error is not None:
             raise Declined("the run failed; make it pass first")
         steps = [step for each in self._recorded for step in each.steps]
@@ -123,7 +111,7 @@ class AsOne:
     def _has_local_gradients(self, update: int) -> bool:
         """Whether ranks with the same weights have different gradients in update `update`."""
         for ranks in self._models:  # each a list of the ranks that have the same weights
-            steps = _steps_at(update, [self._recorded[rank] for rank in ranks])
+            steps = _records_of_update(update, [self._recorded[rank] for rank in ranks])
             for name in steps[0].gradients if steps else ():
                 parts = [step.gradients[name] for step in steps if name in step.gradients]
                 # Distributed tensors, which have placements, may differ between ranks.
@@ -132,28 +120,21 @@ class AsOne:
         return False
 
     def _compare_with_joined_data(self, size: int, _: str) -> Result:
-        """Compare with a run of `size` ranks on the data of all ranks, joined.
-
-        With several ranks, each holds one part of the model, and gets the data of all ranks that hold this part.
-        """
+        """Compare with `size` ranks, each on the joined data of all ranks that hold its part of the model."""
         classes, steps = [list(range(self._run.size))] if size == 1 else self._ranks_of_each_part(size), self._steps
         models = [self._models] if size == 1 else [[ranks] for ranks in classes]
         few = Substitute(steps, classes, models)
-        return self._compare(self._recorded, few, self._run_again(size, few, every=False), " on the joined batch")
+        return self._compare_runs(self._recorded, few, self._run_again(size, few, every=False), " on the joined batch")
 
     def _compare_with_same_data(self, size: int, why_not: str) -> Result:
-        """Compare two runs, with many ranks and with fewer, in which ranks with the same weights get the same data.
+        """Compare two runs in which ranks with the same weights get the same data; the note ends with `why_not`.
 
         It does not test sums over different data. But it can compare programs whose ranks use statistics of their own
         data, or make updates of their own.
-
-        Args:
-            size: The number of fewer ranks: one for each part of the model.
-            why_not: Why data cannot be joined; it is added to the note.
         """
         models = self._ranks_of_each_part(size)
         if not self._has_mean_losses():
-            raise Declined("the loss is no mean")
+            raise Declined("the loss is no mean; average it over its samples")
         everyone, steps = range(self._run.size), self._steps
         donors = [next(ranks[:1] for ranks in models if rank in ranks) for rank in everyone]
         many = Substitute(steps, donors, [], updates=0)
@@ -161,20 +142,14 @@ class AsOne:
         self._updates = len(self._recorded[0].steps) - 1
         recorded = self._run_again(self._run.size, many, every=True)
         data = ", with the same data for ranks that hold the same"
-        verdicts, note = self._compare(recorded, few, self._run_again(size, few, every=True), data)
+        verdicts, note = self._compare_runs(recorded, few, self._run_again(size, few, every=True), data)
         return verdicts, f"{note}: {why_not}"
 
-    def _compare(self, many: list[Batches], source: Substitute, few: list[Batches], data: str) -> Result:
-        """Compare the gradients of two runs, update by update, up to the first update in which they differ.
+    def _compare_runs(self, many: list[Batches], source: Substitute, few: list[Batches], data: str) -> Result:
+        """Compare the gradients of two runs, up to the first update in which they differ.
 
-        Args:
-            many: The record of each rank of the larger run.
-            source: Says which of these ranks each rank of the smaller run replaces.
-            few: The record of each rank of the smaller run.
-            data: Text on the data of the smaller run, such as " on the joined batch".
-
-        Raises:
-            Declined: The two runs computed different losses, so that their gradients cannot be compared.
+        The text `data` describes the data of the smaller run. Raises `Declined` if the two runs computed different
+        losses.
         """
         differences: list[GradientDifference] = []
         for update in range(self._updates):
@@ -188,14 +163,7 @@ class AsOne:
         return self._make_verdicts(differences, comparison), note
 
     def _ranks_of_each_part(self, size: int) -> list[list[int]]:
-        """Return, for each part of the model, the ranks that hold it.
-
-        Args:
-            size: Ranks of the other run, each of which has one part.
-
-        Raises:
-            Declined: There are more or fewer parts than `size`.
-        """
+        """Return, for each part of the model, the ranks that hold it; raise `Declined` unless there are `size`."""
         # A single rank holds distributed tensors whole, so they do not tell parts apart; with several ranks they do.
         models = self._models if size == 1 else _group_by_weights(self._recorded, distributed=True)
         if len(models) != size:
@@ -203,15 +171,9 @@ class AsOne:
         return models
 
     def _run_again(self, size: int, source: Substitute, *, every: bool) -> list[Batches]:
-        """Run the program with another number of ranks and other data; return the record of each rank.
+        """Run the program on `size` ranks with data of `source`; `every` records the gradients of all updates.
 
-        Args:
-            size: Number of ranks.
-            source: Source of their data and weights.
-            every: Whether gradients of every update are recorded.
-
-        Raises:
-            Declined: The run fails, or its tensors do not fit the source.
+        Raises `Declined` if the run fails, or if its tensors do not fit the source.
         """
         run, recorded = self._repeat(size, source, self._updates, every)
         if source.declined is not None:
@@ -221,27 +183,18 @@ class AsOne:
         return recorded
 
     def _check_losses(self, update: int, many: list[Batches], few: list[Batches]) -> None:
-        """Check that the mean losses of two runs are equal, or differ by a whole factor, such as a divisor.
-
-        Args:
-            update: The number of the update, from 0.
-            many: The record of each rank of the larger run.
-            few: The record of each rank of the smaller run.
-
-        Raises:
-            Declined: They are not: the forwards differ.
-        """
+        """Raise `Declined` unless the mean losses of two runs are equal, or differ by a whole factor."""
         many_losses, few_losses = (
-            [step.losses for step in _steps_at(update, recorded) if step.losses] for recorded in (many, few)
+            [step.losses for step in _records_of_update(update, recorded) if step.losses] for recorded in (many, few)
         )
         if len({len(losses) for losses in (*many_losses, *few_losses)}) > 1:
-            raise Declined("the number of backward passes of an update depends on the rank, or on their number")
+            raise Declined("the number of backward passes depends on the rank, or on their number; make it equal")
         for of_many, of_few in zip(zip(*many_losses, strict=True), zip(*few_losses, strict=True), strict=False):
             many_mean, few_mean = (sum(loss.value for loss in losses) / len(losses) for losses in (of_many, of_few))
             large, small = max(abs(many_mean), abs(few_mean)), min(abs(many_mean), abs(few_mean))
             factor = round(large / small) if small else 0
             if abs(large - factor * small) > self._tolerance(4) * large or factor > self._run.size**2:
-                draws = [step.draws for step in _steps_at(update, many) if step.draws]
+                draws = [step.draws for step in _records_of_update(update, many) if step.draws]
                 advice = "average the loss over its samples, and use no layer with statistics of the batch"
                 if draws:
                     advice = f"the forward at {draws[0]} draws random numbers: switch dropout off, or draw none"
@@ -251,18 +204,12 @@ class AsOne:
                 )
 
     def _has_mean_losses(self) -> bool:
-        """Whether there are losses, and all are means over samples, perhaps times a constant.
-
-        A sum over samples would depend on their number.
-        """
+        """Whether there are losses, and all are means times a constant: sums depend on the number of samples."""
         losses = [loss for each in self._recorded for step in each.steps for loss in step.losses]
         return bool(losses) and all(loss.is_mean for loss in losses)
 
     def _tolerance(self, itemsize: int) -> float:
-        """Return the largest relative difference that rounding explains, for elements of `itemsize` bytes.
-
-        If anything was computed or sent in 16 bits, that for 16 bits.
-        """
+        """Return the largest relative difference by rounding: that of 16 bits if anything was computed in them."""
         half = any("float16" in issue.call.form for issue in self._run.record.issues)
         half = half or any(each.half for each in self._recorded)
         return _TOLERANCES[2 if half else itemsize]
@@ -272,14 +219,10 @@ class AsOne:
     def _find_differences(
         self, update: int, few: Batches, models: list[list[int]], recorded: list[Batches]
     ) -> list[GradientDifference]:
-        """Return the gradients of an update that differ by more than rounding between one rank and many ranks.
+        """Return the gradients of an update that differ by more than rounding; [] if `few` has no such update.
 
-        Args:
-            update: The number of the update, from 0.
-            few: The record of one rank of the smaller run; without this update, the result is [].
-            models: Lists of ranks of the larger run with the same weights. Their parts together make the gradients of
-                that rank.
-            recorded: The record of each rank of the larger run.
+        Each of `models` lists ranks of the larger run with the same weights. Their parts together make the gradients of
+        the rank of the smaller run.
         """
         if update >= len(few.steps):
             return []
@@ -290,13 +233,13 @@ class AsOne:
         )
         differences = []
         for name, part in expected.items():
-            gradient = join_whole(name, of_ranks, models, part.tensor.shape)
+            gradient = join_whole_tensor(name, of_ranks, models, part.tensor.shape)
             if gradient is None:
                 continue
             self._compared[update] += 1
             tolerance = self._tolerance(part.tensor.element_size())
             factor = _find_factor(gradient.double(), part.tensor.double(), largest, tolerance)
-            step = next(step for step in _steps_at(update, recorded) if name in step.gradients)
+            step = next(step for step in _records_of_update(update, recorded) if name in step.gradients)
             # A learning rate that makes up for the factor is no fault.
             rate = step.rates[name] / rates[name] if rates.get(name) else 1.0
             if factor is not None and not (factor and abs(factor * rate - 1) < tolerance):
@@ -311,11 +254,11 @@ class AsOne:
         if len(factors) == 1 and 0 not in factors and every and not self._has_mean_losses():
             raise Declined(
                 f"its gradients are {float(factors.pop()):.3g} times those of {comparison}, and the loss is no mean: a "
-                "divisor may count data, or ranks"
+                "divisor may count data, or ranks; average the loss over its samples"
             )
         groups: dict[object, tuple[Issue | None, list[GradientDifference]]] = {}
         for difference in differences:
-            issue = self._find_reduction(difference)
+            issue = self._find_reducing_operation(difference)
             key = _round_factor(difference.factor), issue and (issue.call.site, issue.call.members)
             groups.setdefault(key, (issue, []))[1].append(difference)
         losses = [loss for loss in self._recorded[0].steps[0].losses if loss.is_mean and loss.scale != 1.0]
@@ -338,7 +281,7 @@ class AsOne:
                 return [Verdict(kind=KIND, text=text, lines=(losses[0].line, step.line))]
         return []
 
-    def _find_reduction(self, difference: GradientDifference) -> Issue | None:
+    def _find_reducing_operation(self, difference: GradientDifference) -> Issue | None:
         """Return the operation that reduced a gradient; if unknown, the last reduction before the update; else None."""
         name, at, record = difference.name, difference.at, self._run.record
         updates = [(rank, each.steps[at]) for rank, each in enumerate(self._recorded) if at < len(each.steps)]
@@ -362,16 +305,10 @@ class GradientDifference:
 
 
 def _find_factor(gradient: torch.Tensor, expected: torch.Tensor, largest: float, tolerance: float) -> float | None:
-    """Return the factor by which a gradient is too large, found by least squares.
+    """Return the factor by which a gradient is too large; None if it is right, 0 if there is no common factor.
 
-    Args:
-        gradient: The gradient on many ranks.
-        expected: The gradient on fewer ranks.
-        largest: Largest element of all gradients of the update.
-        tolerance: Relative difference that rounding explains.
-
-    Returns:
-        None if the gradient is right, 0 if its elements have no common factor.
+    The factor is found by least squares. `largest` is the largest element of all gradients of the update, and
+    `tolerance` the relative difference that rounding explains.
     """
     difference = float((gradient - expected).abs().max()) if gradient.numel() else 0.0
     own_largest = float(expected.abs().max()) if expected.numel() else 0.0
@@ -398,14 +335,10 @@ def _round_factor(factor: float) -> Fraction:
 def _make_verdict(
     differences: list[GradientDifference], issue: Issue | None, record: Record, comparison: str, scaled: str
 ) -> Verdict:
-    """Return the verdict on gradients with one factor that one operation reduced.
+    """Return the verdict on gradients with one factor, reduced by the operation `issue`, if it is known.
 
-    Args:
-        differences: The gradients, at least one.
-        issue: The operation; None: unknown.
-        record: The record of the run.
-        comparison: Text on the run that they were compared with.
-        scaled: Clause on a loss that is a multiple of a mean, or "".
+    `comparison` names the run that they were compared with; `scaled` is a clause on a loss that is a multiple of a
+    mean, or "".
     """
     first, names = differences[0], list(dict.fromkeys(each.name for each in differences))
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -439,13 +372,7 @@ def _reduction_clause(issue: Issue, factor: Fraction) -> str:
 
 
 def _holders_clause(record: Record, name: str, members: tuple[int, ...]) -> str:
-    """Return "; ranks ... hold the same part" if these are not the ranks that reduced the gradient; otherwise "".
-
-    Args:
-        record: The record of the run.
-        name: Name of the parameter.
-        members: Ranks that reduced the gradient of the parameter.
-    """
+    """Return "; ranks ... hold the same part" if these are not the ranks that reduced the gradient; otherwise ""."""
     weights = {first.rank: first.weights[name] for first in record.first_forwards if name in first.weights}
     if members[0] not in weights:
         return ""

@@ -83,7 +83,7 @@ class Batches(TorchFunctionMode):  # type: ignore[misc]
             elif func.__name__ not in _NO_DATA:
                 tensors = list(nested_tensors((args, kwargs)))
                 if len(tensors) > 1 and any(tensor.requires_grad for tensor in tensors):
-                    self._replace_data(tensors)
+                    self._record_data(tensors)
         return func(*args, **kwargs)
 
     def call_module(self, original: Callable[..., Any], module: nn.Module, args: Any, keywords: Any) -> Any:
@@ -97,7 +97,7 @@ class Batches(TorchFunctionMode):  # type: ignore[misc]
         """
         if self.over or self._depth or not torch.is_grad_enabled() or next(module.parameters(), None) is None:
             return original(module, *args, **keywords)
-        self._replace_data(nested_tensors((args, keywords)))
+        self._record_data(nested_tensors((args, keywords)))
         before = torch.default_generator.get_state()
         self.half |= torch.is_autocast_enabled("cpu")
         self._depth += 1
@@ -108,12 +108,12 @@ class Batches(TorchFunctionMode):  # type: ignore[misc]
             if not torch.equal(before, torch.default_generator.get_state()):
                 self.steps[-1].draws = frame_line(users_frame())
 
-    def _replace_data(self, tensors: Any) -> None:
+    def _record_data(self, tensors: Any) -> None:
         """Record tensors as data of this step; if there is a source, set their values to its values, in place."""
         step = self.steps[-1]
         if not self._begun:
             self._begun = True
-            self._replace_weights()
+            self._record_weights()
         gradients = {id(parameter.grad) for parameter in self._names().values()} if step.losses else ()
         for tensor in tensors:
             if type(tensor) is not torch.Tensor or tensor.requires_grad or not tensor.numel():
@@ -129,7 +129,7 @@ class Batches(TorchFunctionMode):  # type: ignore[misc]
             self.half |= tensor.dtype in (torch.bfloat16, torch.float16)
             step.data.append(tensor.detach().clone())
 
-    def _replace_weights(self) -> None:
+    def _record_weights(self) -> None:
         """Record the weights before the first two updates; if there is a source, set them to its values first."""
         update = len(self.steps) - 1
         if update > 1:
@@ -148,7 +148,7 @@ class Batches(TorchFunctionMode):  # type: ignore[misc]
     def _record_loss(self, root: Any) -> None:
         """Record the scalar loss at which a backward pass begins."""
         if type(root) is torch.Tensor and root.numel() == 1:
-            scale, is_mean = _scale_of(root.grad_fn)
+            scale, is_mean = _find_loss_scale(root.grad_fn)
             # Gradients that are not zero: this backward adds to those of an earlier one. Only eight are looked at: a
             # look at all would take long.
             grads = [parameter.grad for parameter in self._names().values() if parameter.grad is not None]
@@ -157,7 +157,7 @@ class Batches(TorchFunctionMode):  # type: ignore[misc]
 
     # -- updates -----------------------------------------------------------------------------------------------------
 
-    def before_update(self, optimizer: Any, issued: int) -> None:
+    def record_gradients(self, optimizer: Any, issued: int) -> None:
         """Record the gradients of an update that begins.
 
         Args:
@@ -204,14 +204,8 @@ def nested_tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from nested_tensors(item)
 
 
-def _scale_of(node: Any) -> tuple[float, bool]:
-    """Follow the graph of a loss back through multiplications and divisions by numbers.
-
-    `(losses.mean() * 3 / 2).grad_fn` gives (1.5, True).
-
-    Returns:
-        The product of these numbers, and whether the function before them is a mean.
-    """
+def _find_loss_scale(node: Any) -> tuple[float, bool]:
+    """Return a loss's constant factor, and whether the rest is a mean: (1.5, True) of `losses.mean() * 3 / 2`."""
     scale = 1.0
     while node is not None:
         name = type(node).__name__

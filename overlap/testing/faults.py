@@ -49,7 +49,7 @@ class Fault:
     step: int | None = None  # Instead of `at`: before the first operation or compute of this step, or of a later one
 
     def __post_init__(self) -> None:
-        check_kind(self.kind)
+        check_fault_kind(self.kind)
 
     def __str__(self) -> str:
         when = f"step={self.step}" if self.step is not None else f"at={self.at}"
@@ -63,13 +63,13 @@ class Fault:
         return self.by if self.by is not None else _DEFAULT_BY.get(self.kind, 0.0)
 
 
-def check_kind(kind: str) -> None:
+def check_fault_kind(kind: str) -> None:
     """Refuse unknown kinds of faults with a UsageError."""
     if kind not in KINDS:
         raise UsageError(f"faults: {kind!r} is unknown; known are {', '.join(KINDS)}")
 
 
-def parse(text: str) -> tuple[Fault, ...]:
+def parse_faults(text: str) -> tuple[Fault, ...]:
     """Parse faults from a text such as "die(rank=1, at=3), late(rank=0, at=2)".
 
     Raises:
@@ -99,7 +99,7 @@ def parse(text: str) -> tuple[Fault, ...]:
     return tuple(faults)
 
 
-def check_async_kinds(kinds: Iterable[str]) -> None:
+def check_kinds_for_async(kinds: Iterable[str]) -> None:
     """Refuse kinds of faults that do nothing to an async function, with a UsageError that advises others."""
     for kind in kinds:
         if kind in _OF_PROCESSES:
@@ -109,7 +109,7 @@ def check_async_kinds(kinds: Iterable[str]) -> None:
             )
 
 
-def draw(seed: int, kinds: Sequence[str], counts: Sequence[int]) -> tuple[Fault, ...]:
+def draw_faults(seed: int, kinds: Sequence[str], counts: Sequence[int]) -> tuple[Fault, ...]:
     """Draw one or two faults of some kinds, by a seed.
 
     Args:
@@ -159,14 +159,8 @@ class FaultPlan(Fates):
         self.on_stop: Callable[[Operation], None] = _ignore
         self._seed = seed
 
-    def _due_faults(self, rank: int, step: int | None, kinds: Collection[str] = KINDS) -> list[Fault]:
-        """Return the faults that happen at the next action of a rank, and add them to `happened`.
-
-        Args:
-            rank: The rank.
-            step: The step that has issued the action (an operation or a compute); None: it is in no step.
-            kinds: Kinds to look for.
-        """
+    def _take_due_faults(self, rank: int, step: int | None, kinds: Collection[str] = KINDS) -> list[Fault]:
+        """Return the faults that happen at the next action of a rank, and add them to `happened`."""
         number = self._done[rank]
         due = []
         for fault in self.planned:
@@ -182,12 +176,12 @@ class FaultPlan(Fates):
     def apply_faults(self, operation: Operation) -> bool:
         """Apply the faults that are due to an operation that is about to arrive; return False if it must not arrive.
 
-        A delay by these faults is returned by `next_fate`, which is called after this.
+        A delay by these faults is returned by `draw_next_fate`, which is called after this.
         """
         rank = operation.context.rank
-        self._due = due = self._due_faults(rank, operation.step)
+        self._due = due = self._take_due_faults(rank, operation.step)
         self._record_step(rank, operation.step, operation=True)
-        self._held_up_ns = self._cut_off_ns(operation)
+        self._held_up_ns = self._remaining_cut_ns(operation)
         for fault in due:
             if fault.kind == "flip":
                 if not _flip_bit(operation):
@@ -202,7 +196,7 @@ class FaultPlan(Fates):
                 return False
         return True
 
-    def _cut_off_ns(self, operation: Operation) -> float:
+    def _remaining_cut_ns(self, operation: Operation) -> float:
         """Return for how many nanoseconds from now a link that an operation needs is cut; 0 if none is."""
         rank, now_ns = operation.context.rank, operation.context.now_ns()
         self._cuts += [(f, inf if f.by is None else now_ns + f.by * 1e9) for f in self._due or () if f.kind == "cut"]
@@ -210,12 +204,12 @@ class FaultPlan(Fates):
         ends = [until for f, until in self._cuts if f.rank == rank and (f.to is None or f.to in members)]
         return max(0.0, *ends, now_ns) - now_ns
 
-    def cause(self, rank: int) -> str:
+    def fault_origin(self, rank: int) -> str:
         """Return a clause for messages on the cause of a rank's fault: the planned faults, or the seed."""
         planned = [str(fault) for fault in self.happened if fault.rank == rank]
-        return f"planned by {', '.join(planned)}" if planned else super().cause(rank)
+        return f"planned by {', '.join(planned)}" if planned else super().fault_origin(rank)
 
-    def next_fate(self, rank: int, step: int | None = None) -> Fate:
+    def draw_next_fate(self, rank: int, step: int | None = None) -> Fate:
         """Return the fate of the next action of a rank: its delay, and whether it is lost or the rank dies.
 
         Args:
@@ -223,9 +217,9 @@ class FaultPlan(Fates):
             step: The step that has issued the action; None: it is in no step.
         """
         # `apply_faults` has found the faults of an operation already; for a compute they are looked up here.
-        due = self._due_faults(rank, step, _OF_COMPUTES) if self._due is None else self._due
+        due = self._take_due_faults(rank, step, _OF_COMPUTES) if self._due is None else self._due
         self._record_step(rank, step, operation=False)
-        fate = super().next_fate(rank) if self._seed else self._count_undisturbed_action(rank)
+        fate = super().draw_next_fate(rank) if self._seed else self._count_undisturbed_action(rank)
         self._due = None
         cut_ns, self._held_up_ns = self._held_up_ns, 0.0
         if not due and not self.happened:
@@ -239,7 +233,7 @@ class FaultPlan(Fates):
             dies_at=0.25 if "die" in {fault.kind for fault in due} else None,
         )
 
-    def compute_ns(self, rank: int, cost_ns: int, step: int | None = None) -> int:
+    def slowed_compute_ns(self, rank: int, cost_ns: int, step: int | None = None) -> int:
         """Return the nanoseconds that a compute takes on a rank, with the seed and faults applied.
 
         Args:
@@ -247,18 +241,18 @@ class FaultPlan(Fates):
             cost_ns: Nanoseconds without them.
             step: The step that has issued the compute; None: it is in no step.
         """
-        self._due_faults(rank, step, ("slow",))
+        self._take_due_faults(rank, step, ("slow",))
         for fault in self.happened:
             if fault.kind == "slow" and fault.rank == rank:
                 cost_ns = round(cost_ns * fault.amount)
-        return super().compute_ns(rank, cost_ns) if self._seed else cost_ns
+        return super().slowed_compute_ns(rank, cost_ns) if self._seed else cost_ns
 
     def _count_undisturbed_action(self, rank: int) -> Fate:
         """Count an action of a rank in a run with seed 0, and return the fate without any delay."""
         self._done[rank] += 1
         return _NOTHING_HAPPENS
 
-    def explain_unused(self, size: int) -> str:
+    def explain_unused_fault(self, size: int) -> str:
         """Return why the first planned fault that did not happen did not, as text; "" if all have happened.
 
         Args:
@@ -286,7 +280,7 @@ class FaultPlan(Fates):
         return f"the last step of rank {rank} that issues anything is {max(steps)}; use a smaller step="
 
     def _record_step(self, rank: int, step: int | None, *, operation: bool) -> None:
-        """Record that a rank began an operation or a compute in a step, for `explain_unused`."""
+        """Record that a rank began an operation or a compute in a step, for `explain_unused_fault`."""
         if step is not None:
             self._begun_steps.add((rank, step, operation))
 

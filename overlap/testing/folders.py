@@ -35,11 +35,11 @@ class RunFolder:
         self.path: Path = root.joinpath(*origin.parts[1:])
         self.path.mkdir(parents=True, exist_ok=True)
         for parent in origin.parents:
-            _link_all(parent, root.joinpath(*parent.parts[1:]))
+            _link_entries(parent, root.joinpath(*parent.parts[1:]))
         _fill_folder(origin, self.path)
 
 
-def _link_all(origin: Path, folder: Path) -> None:
+def _link_entries(origin: Path, folder: Path) -> None:
     """Put a link to each entry of `origin` into `folder`, unless `folder` has an entry of that name."""
     for entry in _sorted_entries(origin):
         link = folder / entry.name

@@ -29,7 +29,7 @@ import overlap
 from ..errors import OverlapError, UsageError
 from . import torch_threads
 from .faults import FaultPlan
-from .threads import RankThread, UntestableError, owned_threads
+from .threads import RankThread, UntestableError, assigning_threads_to_ranks
 
 Thread: TypeAlias = "RankThread[Any]"
 Original: TypeAlias = "Callable[..., Any]"
@@ -58,8 +58,8 @@ class _CommunicationFinder(MetaPathFinder):
         """
         if name in _FOREIGN and RankThread.current() is not None:
             raise UntestableError(
-                f"the program communicates by {_FOREIGN[name]}, whose ranks are processes; in a test only "
-                "torch.distributed can have many ranks in one process"
+                f"the program communicates by {_FOREIGN[name]}, whose ranks are processes; test it without "
+                "that part, as only torch.distributed can have many ranks in one process"
             )
         return None
 
@@ -81,26 +81,26 @@ class ProcessGuard:
         self._sleep_counts: Counter[int] = Counter()  # by rank
 
     @contextmanager
-    def active(self) -> Iterator[None]:
+    def guarding_process(self) -> Iterator[None]:
         """Guard the process during a `with` block; only calls in threads of ranks are affected."""
         finder = _CommunicationFinder()
         patches = Patches(RankThread.current)
-        patches.replace(os, "fork", _refuse(_FORKS))
-        patches.replace(overlap, "run", _refuse(_RUNS))
-        patches.replace(overlap, "run_async", _refuse(_RUNS))
+        patches.replace_function(os, "fork", _make_refusal(_FORKS))
+        patches.replace_function(overlap, "run", _make_refusal(_RUNS))
+        patches.replace_function(overlap, "run_async", _make_refusal(_RUNS))
         # Files that a rank writes are recorded; a sleep takes virtual time; saves may find a full disk.
         for module in (builtins, io):
-            patches.replace(module, "open", self._open_and_record)
-        patches.replace(torch, "save", self._save_unless_full)
-        patches.replace(signal, "signal", self._set_handler)
-        patches.replace(torch.multiprocessing, "spawn", _spawn_in_place)
-        patches.replace(torch.cuda, "is_available", lambda thread, original: False)
-        patches.replace(torch.cuda.nccl, "version", lambda thread, original: (0, 0, 0))
-        patches.replace(time, "sleep", self._sleep)
+            patches.replace_function(module, "open", self._open_and_record)
+        patches.replace_function(torch, "save", self._save_unless_full)
+        patches.replace_function(signal, "signal", self._set_signal_handler)
+        patches.replace_function(torch.multiprocessing, "spawn", _run_spawned_function)
+        patches.replace_function(torch.cuda, "is_available", lambda thread, original: False)
+        patches.replace_function(torch.cuda.nccl, "version", lambda thread, original: (0, 0, 0))
+        patches.replace_function(time, "sleep", self._sleep_in_virtual_time)
         if torch.distributed.rpc.is_available():
-            patches.replace(torch.distributed.rpc, "init_rpc", _refuse(_CALLS_REMOTELY))
-        patches.replace(ThreadPoolExecutor, "submit", torch_threads.submit)
-        patches.stack.enter_context(owned_threads())
+            patches.replace_function(torch.distributed.rpc, "init_rpc", _make_refusal(_CALLS_REMOTELY))
+        patches.replace_function(ThreadPoolExecutor, "submit", torch_threads.submit_to_rank)
+        patches.stack.enter_context(assigning_threads_to_ranks())
         with patches.stack:
             sys.meta_path.insert(0, finder)
             try:
@@ -108,18 +108,13 @@ class ProcessGuard:
             finally:
                 sys.meta_path.remove(finder)
 
-    def _sleep(self, thread: Thread, original: Callable[[float], None], seconds: float) -> None:
+    def _sleep_in_virtual_time(self, thread: Thread, original: Callable[[float], None], seconds: float) -> None:
         """Let virtual time pass on the calling rank, in place of `time.sleep`.
 
         If ranks have turns, the first `_SHORT_SLEEPS` sleeps of a rank take no time, as if the other ranks were slow: a
         program must not depend on the length of a sleep.
-
-        Args:
-            thread: Thread of the rank.
-            original: `time.sleep` of Python.
-            seconds: Length of the sleep.
         """
-        # Frame 2 is the code that called `time.sleep`, frame 1 the function of `Patches.replace`.
+        # Frame 2 is the code that called `time.sleep`, frame 1 the function of `Patches.replace_function`.
         if sys._getframe(2).f_globals.get("__name__", "").startswith(_WAIT_OUTSIDE):
             original(seconds)
             return
@@ -131,17 +126,7 @@ class ProcessGuard:
     def _open_and_record(
         self, thread: Thread, original: Original, file: Any, mode: str = "r", *args: Any, **keywords: Any
     ) -> Any:
-        """Open a file, in place of `open`. If it is opened for writing, record the writer and the file.
-
-        Args:
-            thread: Thread of the rank.
-            original: `open` of Python, which gets all further arguments.
-            file: Path or descriptor.
-            mode: As for `open`.
-
-        Raises:
-            OSError: A fault of the test has filled the disk of the rank.
-        """
+        """Open a file, in place of `open`, and record its writer; raise OSError if a fault has filled the disk."""
         writes = any(letter in mode for letter in "wax+")
         if writes:
             self._record_writer(thread, file)
@@ -153,20 +138,12 @@ class ProcessGuard:
     def _save_unless_full(
         self, thread: Thread, original: Original, value: Any, file: Any, *args: Any, **keywords: Any
     ) -> Any:
-        """Save a value, in place of `torch.save`, and record the writer.
-
-        Raises:
-            OSError: A fault of the test has filled the disk of the rank.
-        """
+        """Save a value, in place of `torch.save`, and record its writer; raise OSError if the disk is full."""
         self._record_writer(thread, file)
         return original(value, file, *args, **keywords)
 
     def _record_writer(self, thread: Thread, file: Any) -> None:
-        """Record the rank and line that write a file, for the verdict on a rank that tried to read it before.
-
-        Raises:
-            OSError: A fault of the test has filled the disk of the rank.
-        """
+        """Record who writes a file, for verdicts on earlier readers; raise OSError if a fault has filled the disk."""
         rank = thread.rank.rank
         if rank in self.plan.full:
             reason = f"a fault of this test has filled the disk of rank {rank}: handle it as on a full disk"
@@ -180,24 +157,15 @@ class ProcessGuard:
         opened = [(name, file()) for name, file in self._opened.pop(rank, [])]
         return [name for name, file in opened if file is not None and not file.closed]
 
-    def _set_handler(self, thread: Thread, original: Original, number: int, handler: Any) -> Any:
-        """Set the rank's handler of SIGTERM and return its former one, in place of `signal.signal`.
-
-        For other signals do nothing, and return None.
-
-        Args:
-            thread: Thread of the rank.
-            original: `signal.signal` of Python, which is not called.
-            number: The signal.
-            handler: The handler, as for `signal.signal`.
-        """
+    def _set_signal_handler(self, thread: Thread, original: Original, number: int, handler: Any) -> Any:
+        """Set the rank's handler of SIGTERM, and return the former one; for other signals return None."""
         if number != signal.SIGTERM:
             return None
         before = self._handlers.get(thread.rank.rank, signal.SIG_DFL)
         self._handlers[thread.rank.rank] = handler
         return before
 
-    def terminate(self, rank: int) -> None:
+    def handle_sigterm(self, rank: int) -> None:
         """Act on SIGTERM in the rank's thread: call the rank's handler.
 
         Raises:
@@ -207,7 +175,7 @@ class ProcessGuard:
         if callable(handler):
             handler(signal.SIGTERM, sys._getframe())
         elif handler is not signal.SIG_IGN:
-            raise ProgramExit("the rank was ended by SIGTERM, which its program does not handle")
+            raise ProgramExit(f"rank {rank} was ended by SIGTERM: its program has set no handler by signal.signal")
 
 
 # Sleeps of a rank that take no time if ranks have turns. Later ones do, so that loops that poll come to an end.
@@ -230,7 +198,7 @@ class Patches:
         self.stack: ExitStack = ExitStack()
         self._current = current
 
-    def replace(self, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+    def replace_function(self, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
         """Replace a function.
 
         Args:
@@ -240,18 +208,18 @@ class Patches:
         """
         original = getattr(owner, name)
 
-        def call(*args: Any, **keywords: Any) -> Any:
+        def call_replacement(*args: Any, **keywords: Any) -> Any:
             """Call the replacement in the thread of a rank, and the original in others."""
             rank = self._current()
             if rank is None:
                 return original(*args, **keywords)
             return replacement(rank, original, *args, **keywords)
 
-        call.__name__, call.__doc__ = name, original.__doc__
-        self.stack.enter_context(patch.object(owner, name, call))
+        call_replacement.__name__, call_replacement.__doc__ = name, original.__doc__
+        self.stack.enter_context(patch.object(owner, name, call_replacement))
 
 
-def _refuse(reason: str) -> Callable[..., None]:
+def _make_refusal(reason: str) -> Callable[..., None]:
     """Return a replacement that raises UntestableError with "the program " and a reason."""
 
     def refuse(*args: Any, **keywords: Any) -> None:
@@ -273,22 +241,10 @@ _CALLS_REMOTELY = (
 )
 
 
-def _spawn_in_place(
+def _run_spawned_function(
     thread: Thread, original: Original, fn: Original, args: Sequence[Any] = (), nprocs: int = 1, **options: Any
 ) -> None:
-    """Call `fn` in this rank, in place of `torch.multiprocessing.spawn`: the spawned processes are the ranks.
-
-    Args:
-        thread: Thread of the rank.
-        original: Not called.
-        fn: The function, which gets the rank as its first argument.
-        args: Further arguments of `fn`.
-        nprocs: Number of processes that the program asks for.
-        options: Other arguments of the original, which are ignored.
-
-    Raises:
-        UsageError: The test has another number of ranks.
-    """
+    """Call `fn` in this rank, in place of `spawn`; raise UsageError if `nprocs` is not the number of ranks."""
     if nprocs != thread.rank.world_size:
         raise UsageError(
             f"ranks: the program spawns {nprocs} processes, and the test has {thread.rank.world_size} ranks; pass "

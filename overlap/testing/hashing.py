@@ -46,11 +46,11 @@ def make_set_type(seed: int, rank: int) -> type[set[Any]]:
             raise KeyError("pop from an empty set")
 
     for name in _COMBINING:
-        setattr(SetOfRank, name, _set_operator(name, SetOfRank))
+        setattr(SetOfRank, name, _make_set_operator(name, SetOfRank))
     return SetOfRank
 
 
-def _set_operator(name: str, kind: type[set[Any]]) -> Any:
+def _make_set_operator(name: str, kind: type[set[Any]]) -> Any:
     """Return the method `name` of `set`, whose result is converted to the type `kind`."""
     original = getattr(set, name)
 

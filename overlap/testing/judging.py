@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from topology.errors import TopologyError
 
-from ..diagnostics import unwrap_single_error, where
+from ..diagnostics import error_place, unwrap_single_error
 from ..errors import (
     CollectiveMismatchError,
     DeadlineError,
@@ -15,13 +15,13 @@ from ..errors import (
     RankFailedError,
     RankLeftError,
     StallError,
-    in_one_line,
+    one_line_text,
 )
 from ..ranklist import named_ranks
 from ..waits import judge as waits
 from ..waits.ends import End, Seen
 from ..waits.judge import Kind, WaitIndex
-from ..waits.wording import sentence, title
+from ..waits.wording import end_title, wait_sentence
 from . import latent, roles
 from .record import Issue, Record, Verdict
 from .threads import RealTimeError, UntestableError
@@ -40,7 +40,7 @@ _CAUSES = {
 }
 
 
-def judge(
+def judge_run(
     record: Record,
     error: BaseException | None,
     *,
@@ -61,11 +61,11 @@ def judge(
     Returns:
         Verdicts, [] if nothing is wrong.
     """
-    verdicts = [] if error is None else [_end_verdict(record, error)]
+    verdicts = [] if error is None else [_judge_error(record, error)]
     finished = {rank for rank, how in record.left.items() if not how}
     checks = [latent.find_partial_group(record, finished), latent.find_buffer_in_flight(record)]
     checks.append(latent.find_reused_tag(record))
-    checks.append(roles.check_first_forward(record) or latent.find_missing_gradient(record))
+    checks.append(roles.judge_first_forward(record) or latent.find_missing_gradient(record))
     if not any(verdict is not None and verdict.kind == "group of some" for verdict in checks):
         checks.append(latent.find_group_order_difference(record) or latent.find_group_members_difference(record))
     if shared_order and not any(verdict.kind == "cycle" for verdict in verdicts):
@@ -83,11 +83,8 @@ def judge(
     return [*verdicts, *others]
 
 
-def _end_verdict(record: Record, error: BaseException) -> Verdict:
-    """Return the verdict on the error that ended a run.
-
-    Of the error and its causes, the first one of a known type decides; without such an error, the verdict is "crash".
-    """
+def _judge_error(record: Record, error: BaseException) -> Verdict:
+    """Return the verdict on the first of an error and its causes that has a known type; without one, "crash"."""
     cause = error.cause if isinstance(error, RankFailedError) else error
     rank = error.rank if isinstance(error, RankFailedError) else -1  # -1: no rank has raised it
     ranks, culprit = ((rank,), f"rank {rank}") if rank >= 0 else ((), "the world")
@@ -96,28 +93,28 @@ def _end_verdict(record: Record, error: BaseException) -> Verdict:
         chain += _error_chain(record.troubles[rank])
     for failure in chain:
         if isinstance(failure, CollectiveMismatchError):
-            verdict = why_mismatched(record)
+            verdict = judge_mismatch(record)
             return verdict or Verdict(kind="mismatch", text=str(failure), ranks=failure.ranks, lines=failure.call_sites)
         if isinstance(failure, UntestableError):
-            line = failure.line or where(failure).removeprefix(" at ")
+            line = failure.line or error_place(failure).removeprefix(" at ")
             return Verdict(kind="refused", text=f"{line}: {failure}", ranks=ranks, lines=(line,))
         if isinstance(failure, RealTimeError):
             return Verdict(kind=NEVER_ENDS, text=str(failure), ranks=ranks)
         if isinstance(failure, PeerLostError):
             return Verdict(kind="rank lost", text=str(failure), ranks=(failure.culprit,))
         if isinstance(failure, (StallError, RankLeftError, DeadlineError)):
-            verdict = why_stalled(record)
+            verdict = judge_stall(record)
             if verdict is not None:
                 return verdict
             kind = "stall" if not isinstance(failure, DeadlineError) else "deadline"
             return Verdict(kind=kind, text=str(failure), ranks=ranks)
     if rank < 0 and not isinstance(cause, (OverlapError, TopologyError)):
         raise cause  # no rank has raised it: a bug of this package, not of the program
-    at = next(filter(None, map(where, [cause, *chain])), "")
+    at = next(filter(None, map(error_place, [cause, *chain])), "")
     line = at.removeprefix(" at ")
     return Verdict(
         kind="crash", ranks=ranks,
-        text=f"{culprit} failed{at}: {in_one_line(unwrap_single_error(cause))}{record.late_files.get(rank, '')}",
+        text=f"{culprit} failed{at}: {one_line_text(unwrap_single_error(cause))}{record.late_files.get(rank, '')}",
         lines=(line,) if line else (),
     )  # fmt: skip
 
@@ -133,7 +130,7 @@ def _error_chain(error: BaseException) -> Iterable[BaseException]:
 # -- ranks that wait, and calls that differ ------------------------------------------------------------------------
 
 
-def why_stalled(record: Record) -> Verdict | None:
+def judge_stall(record: Record) -> Verdict | None:
     """Return the verdict on ranks that wait for ever.
 
     None if no rank waits for another, or if all ranks of an operation have arrived and it has only not ended yet.
@@ -145,13 +142,13 @@ def why_stalled(record: Record) -> Verdict | None:
     return None if found.kind in (Kind.NOBODY, Kind.WIRE) else _convert_verdict(found)
 
 
-def why_mismatched(record: Record) -> Verdict | None:
+def judge_mismatch(record: Record) -> Verdict | None:
     """Return the verdict on ranks that called an operation differently, or None if their calls are alike."""
     result = waits.judge(record.views(), record.size)
     if result.kind not in (Kind.MISMATCH, Kind.SWAPPED, Kind.SKIPPED):
         return None
     verdict = _convert_verdict(result)
-    reused = _sends_of_one_tag(record, result.ends[0]) if result.ends[0].call.is_message else []
+    reused = _send_lines_of_tag(record, result.ends[0]) if result.ends[0].call.is_message else []
     if not reused:
         return verdict
     again = (
@@ -169,10 +166,10 @@ def _convert_verdict(found: waits.WaitVerdict) -> Verdict:
         ends += found.view.ends[-1:]
     lines = tuple(dict.fromkeys(end.call.site for end in ends))
     ranks = tuple(dict.fromkeys((*found.culprits, *found.waiters)))
-    return Verdict(kind=found.kind.value, text=sentence(found), ranks=ranks, lines=lines)
+    return Verdict(kind=found.kind.value, text=wait_sentence(found), ranks=ranks, lines=lines)
 
 
-def _sends_of_one_tag(record: Record, end: End) -> list[str]:
+def _send_lines_of_tag(record: Record, end: End) -> list[str]:
     """Return the lines that send messages with the sender, receiver and tag of `end`; [] if all sends are alike."""
     sends = [issue.call for issue in record.issues if (issue.call.op, issue.call.key) == ("send", end.call.key)]
     alike = len({send.form for send in sends}) < 2
@@ -215,7 +212,7 @@ def judge_wrong_group(record: Record, later: Record) -> Verdict | None:
     own_end, other = min(never, key=lambda pair: len(waiting[pair[0].meeting]))
     ranks = waiting[other.meeting]
     text = (
-        f"rank {own_end.rank} waits in {title(own_end)}, and never issues {title(other)}, in which "
+        f"rank {own_end.rank} waits in {end_title(own_end)}, and never issues {end_title(other)}, in which "
         f"{named_ranks(ranks)} wait{'s' * (len(ranks) == 1)} for it: pass the same group on all ranks"
     )
     lines = tuple(dict.fromkeys((own_end.call.site, other.call.site)))

@@ -41,7 +41,7 @@ def find_order_cycle(record: Record) -> Verdict | None:
     try:
         TopologicalSorter({node: set(edges) for node, edges in graph.items()}).prepare()
     except CycleError as error:
-        return _inversion_verdict(_orders_along_cycle(graph, error.args[1]))
+        return _order_cycle_verdict(_orders_along_cycle(graph, error.args[1]))
     return None
 
 
@@ -59,7 +59,7 @@ def _orders_along_cycle(graph: dict[Meeting, dict[Meeting, _Order]], cycle: list
     return joined
 
 
-def _inversion_verdict(orders: list[_Order]) -> Verdict:
+def _order_cycle_verdict(orders: list[_Order]) -> Verdict:
     """Return the verdict on a cycle of orders; its text begins with the lowest rank."""
     start = min(range(len(orders)), key=lambda at: orders[at].earlier.rank)
     orders = orders[start:] + orders[:start]
@@ -77,14 +77,14 @@ def find_partial_group(record: Record, finished: set[int]) -> Verdict | None:
         record: The record of the run.
         finished: Ranks whose program has ended; others might still call it.
     """
-    calls_of = _calls_by_rank(record)
+    calls_of = _group_calls_by_rank(record)
     counts = {rank: Counter(call.ranks for call in calls) for rank, calls in calls_of.items()}
     for call in record.group_calls:
         if call.alone:
             continue
         most = max(count[call.ranks] for count in counts.values())
         lacking = [rank for rank in counts if counts[rank][call.ranks] < most]
-        sure = [rank for rank in lacking if rank in finished or _is_past(calls_of[rank], call, calls_of[call.rank])]
+        sure = [rank for rank in lacking if rank in finished or _has_passed(calls_of[rank], call, calls_of[call.rank])]
         if sure:
             makers = [rank for rank in counts if rank not in lacking]
             text = (
@@ -95,14 +95,8 @@ def find_partial_group(record: Record, finished: set[int]) -> Verdict | None:
     return None
 
 
-def _is_past(own_calls: list[GroupCall], call: GroupCall, calls: list[GroupCall]) -> bool:
-    """Whether a rank has made a group that another rank makes only after `call`: then it will not make that call.
-
-    Args:
-        own_calls: Calls of `new_group` by the rank.
-        call: A call by the other rank.
-        calls: All calls by the other rank.
-    """
+def _has_passed(own_calls: list[GroupCall], call: GroupCall, calls: list[GroupCall]) -> bool:
+    """Whether `own_calls` have a group that `calls` have only after `call`: then their rank never makes `call`."""
     at = calls.index(call) if call in calls else 0
     later = {other.ranks for other in calls[at + 1 :]} - {other.ranks for other in calls[: at + 1]}
     return any(other.ranks in later for other in own_calls)
@@ -110,12 +104,12 @@ def _is_past(own_calls: list[GroupCall], call: GroupCall, calls: list[GroupCall]
 
 def find_group_order_difference(record: Record) -> Verdict | None:
     """Find groups that ranks have made in different orders; PyTorch numbers groups, so they would be mixed up."""
-    calls_of = _calls_by_rank(record)
+    calls_of = _group_calls_by_rank(record)
     # Each rank is compared with the first one.
     (first, theirs), *others = calls_of.items()
     for rank, mine in others:
         for a, b in zip(theirs, mine, strict=False):
-            if a.ranks != b.ranks and _is_past(mine, a, theirs):
+            if a.ranks != b.ranks and _has_passed(mine, a, theirs):
                 text = (
                     f"rank {rank} made the group of {named_ranks(b.ranks)} at {b.line} where rank {first} made that of "
                     f"{named_ranks(a.ranks)} at {a.line}: all ranks must call new_group for all groups in one order"
@@ -131,7 +125,7 @@ def find_group_members_difference(record: Record) -> Verdict | None:
     If a rank passes the list of the other rank in another call, then the order differs, or a call was left out: other
     functions find these faults.
     """
-    calls_of = _calls_by_rank(record)
+    calls_of = _group_calls_by_rank(record)
     for calls in zip_longest(*calls_of.values()):
         by_ranks: dict[tuple[int, ...], list[GroupCall]] = {}
         for call in filter(None, calls):
@@ -156,7 +150,7 @@ def _has_call_like(call: GroupCall, calls: list[GroupCall]) -> bool:
     return any(other.ranks == call.ranks for other in calls)
 
 
-def _calls_by_rank(record: Record) -> dict[int, list[GroupCall]]:
+def _group_calls_by_rank(record: Record) -> dict[int, list[GroupCall]]:
     """Return the calls of `new_group` by rank, without calls that only members of the group need to make."""
     calls: dict[int, list[GroupCall]] = {rank: [] for rank in range(record.size)}
     for call in record.group_calls:
@@ -233,7 +227,7 @@ def find_weight_difference(record: Record, *, lasting: bool = False) -> Verdict 
     lasting_difference: Verdict | None = None
     have_been_equal = False  # whether ranks have differed and then were equal again
     for step, records in _weights_by_step(record):
-        differing = _weight_difference(record, step, records, again=have_been_equal)
+        differing = _judge_weights(record, step, records, again=have_been_equal)
         if differing is not None and not lasting:
             return differing
         have_been_equal = have_been_equal or (lasting_difference is not None and differing is None)
@@ -241,14 +235,10 @@ def find_weight_difference(record: Record, *, lasting: bool = False) -> Verdict 
     return lasting_difference
 
 
-def _weight_difference(record: Record, step: int, records: dict[int, WeightRecord], *, again: bool) -> Verdict | None:
+def _judge_weights(record: Record, step: int, records: dict[int, WeightRecord], *, again: bool) -> Verdict | None:
     """Return the verdict on the first weight that differs between ranks after an update; None if all are equal.
 
-    Args:
-        record: The record of the run.
-        step: Number of the update; 0: before the first one.
-        records: By rank, the weights after the update.
-        again: Whether ranks differed earlier, and were equal again in between.
+    Step 0 is before the first update. With `again`, ranks differed earlier, and were equal again in between.
     """
     for name in dict.fromkeys(name for rank in sorted(records) for name in records[rank].digests):
         having = [rank for rank in sorted(records) if name in records[rank].digests or " [part " not in name]
@@ -263,19 +253,13 @@ def _weight_difference(record: Record, step: int, records: dict[int, WeightRecor
         when = since if step else "before the first update"
         when += " since the last Join" if records[odd].joins else ""
         text = f"{when} '{name}' differs: {named_ranks(odd_ranks)} ({digests[odd]}) from rank {usual} ({commonest})"
-        text += _setting_difference(records, odd_ranks, usual) or _random_difference(record, odd, usual, step)
+        text += _optimizer_setting_clause(records, odd_ranks, usual) or _random_numbers_clause(record, odd, usual, step)
         return Verdict(kind="weights differ", text=text, ranks=(*odd_ranks, usual), lines=tuple(filter(None, (line,))))
     return None
 
 
-def _setting_difference(records: dict[int, WeightRecord], odd_ranks: list[int], usual: int) -> str:
-    """Return a clause on the first setting in which the optimizers of ranks differ, such as the learning rate, or "".
-
-    Args:
-        records: By rank, its record after an update, which has the settings.
-        odd_ranks: Ranks whose weights differ.
-        usual: The rank that they are compared with.
-    """
+def _optimizer_setting_clause(records: dict[int, WeightRecord], odd_ranks: list[int], usual: int) -> str:
+    """Return a clause on the first setting in which optimizers of ranks differ, such as the learning rate, or ""."""
     for rank in odd_ranks:
         groups = records[rank].settings
         for number, (own, other) in enumerate(zip(groups, records[usual].settings, strict=False)):
@@ -286,16 +270,10 @@ def _setting_difference(records: dict[int, WeightRecord], odd_ranks: list[int], 
     return ""
 
 
-def _random_difference(record: Record, odd: int, usual: int, step: int) -> str:
+def _random_numbers_clause(record: Record, odd: int, usual: int, step: int) -> str:
     """Return a clause on the line at which the random numbers of two ranks first differ, or "" if they never do.
 
     Ranks whose random numbers differ before the first update are meant to, as for their data: the result is "".
-
-    Args:
-        record: The record of the run.
-        odd: The rank whose weights differ.
-        usual: The rank that it is compared with.
-        step: Number of the update after which they differ; 0: before the first one.
     """
     first = {weights.rank: weights.randomness for weights in reversed(record.weights)}
     if step and first[odd] != first[usual]:

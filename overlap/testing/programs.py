@@ -26,14 +26,14 @@ from .batches import Batches
 from .folders import RunFolder
 from .guards import ProcessGuard, ProgramExit
 from .hashing import NAME, compile_program
-from .judging import blocked_issues, judge, judge_wrong_group
+from .judging import blocked_issues, judge_run, judge_wrong_group
 from .record import Record, Verdict
 from .run import Run
 from .running import Setting, make_run, run_world
 from .substitutes import Substitute
 from .threads import RankThread, RealTime
 from .torch_rank import TorchRank
-from .views import RankProcess, process_restored
+from .views import RankProcess, restoring_process
 from .watch import ModelWatch, Watch
 from .world import TestedBackend
 
@@ -89,11 +89,11 @@ class TestedProgram:
         """Run the program once, and return the result with its verdicts; `line` repeats the run in a test."""
         self._cwd = RunFolder()
         with ExitStack() as stack:
-            stack.enter_context(process_restored())
-            stack.enter_context(pytorch.torch_of_ranks())
-            stack.enter_context(self._guard.active())
+            stack.enter_context(restoring_process())
+            stack.enter_context(pytorch.separating_torch_of_ranks())
+            stack.enter_context(self._guard.guarding_process())
             if self._new_batches is not None:
-                stack.enter_context(pytorch.recorded_batches())
+                stack.enter_context(pytorch.recording_batches())
             if self._folder is not None:
                 sys.path.insert(0, self._folder)
             # Threads that ranks have started run between turns, too, and must find the working directory.
@@ -113,54 +113,36 @@ class TestedProgram:
             run.weights = [_weight_arrays(watch) for watch in models]
             synchronised = any(watch.expects_same_weights for watch in models)
             recorded = [batches for each in models if (batches := each.batches) is not None]
-        verdicts = judge(
+        verdicts = judge_run(
             outcome.record, outcome.error, synchronised=synchronised, shared_order=True, unused=outcome.unused
         )
         if outcome.error is not None and verdicts[0].kind == "cycle" and not self._released:
-            verdicts[0] = self._verdict_if_wrong_group(outcome.record) or verdicts[0]
+            verdicts[0] = self._judge_wrong_group(outcome.record) or verdicts[0]
         if is_silent and not verdicts and run.size > 1:
             verdicts.append(_SILENT)
         if self._setting.as_one:
             differences, run.as_one = AsOne(run, recorded, self._run_with_joined_data).compare()
             verdicts += differences
-        run.verdicts = [_with_advice(verdict) for verdict in verdicts if verdict.kind not in self._setting.allow]
+        run.verdicts = [_add_gpu_advice(verdict) for verdict in verdicts if verdict.kind not in self._setting.allow]
         return run
 
     def _run_with_joined_data(
         self, size: int, source: Substitute, updates: int, every: bool
     ) -> tuple[Run, list[Batches]]:
-        """Run the program for some updates with another number of ranks, whose data comes from a source.
-
-        Args:
-            size: Number of ranks.
-            source: Source of their data and weights.
-            updates: Number of updates after which they end.
-            every: Whether gradients of every update are recorded.
-
-        Returns:
-            The run, and the record of each rank's updates.
-        """
+        """Run `updates` updates on `size` ranks with data of a source; `every` records the gradients of all."""
         setting = Setting(ranks=size, timeout_s=self._setting.timeout_s, real_timeout_s=self._setting.real_timeout_s)
         recorded: dict[int, Batches] = {}
 
-        def make(rank: int, names: Callable[[], dict[str, Any]]) -> Batches:
+        def make_recorder(rank: int, names: Callable[[], dict[str, Any]]) -> Batches:
             """Return the recorder of a rank, and keep it in `recorded`."""
             recorded[rank] = Batches(rank, names, source, updates, every=every)
             return recorded[rank]
 
-        run = TestedProgram(self._body, self._argv, setting, self._folder, batches=make).run("")
+        run = TestedProgram(self._body, self._argv, setting, self._folder, batches=make_recorder).run("")
         return run, [recorded[rank] for rank in sorted(recorded)]
 
-    def _verdict_if_wrong_group(self, record: Record) -> Verdict | None:
-        """Run the program again, with the blocked operations ending at once, to find out whether a group is wrong.
-
-        Args:
-            record: Record of the run in which ranks have waited for each other.
-
-        Returns:
-            The verdict that a rank passed the wrong group, if it never issues the operation that another rank waits
-            for. None if it issues that operation later.
-        """
+    def _judge_wrong_group(self, record: Record) -> Verdict | None:
+        """Run the program again with the blocked operations ending at once, to find a wrong group; None without one."""
         released = {rank: issue.index for rank, issue in blocked_issues(record).items()}
         again = TestedProgram(self._body, self._argv, self._setting, self._folder, released=released)
         return judge_wrong_group(record, again.run("").record)
@@ -169,7 +151,7 @@ class TestedProgram:
         """Connect this program to a world that is about to run, and return the function that runs each rank."""
         record, plan = clock.record, clock.plan
         clock.injector.released = self._released
-        plan.on_signal = lambda rank: self._threads[rank].interrupt_with(lambda: self._guard.terminate(rank))
+        plan.on_signal = lambda rank: self._threads[rank].call_after_wait(lambda: self._guard.handle_sigterm(rank))
         self._guard.plan = plan
         self._views = [
             RankProcess(
@@ -194,7 +176,7 @@ class TestedProgram:
             """Run the program of a rank in a thread, which takes turns with those of the other ranks."""
             thread: RankThread[Any] = RankThread(
                 rank, clock.kernel, self._views[rank.rank], lambda thread: self._run_rank(thread, clock),
-                real_time=real_time, compute_ns=partial(plan.compute_ns, rank.rank),
+                real_time=real_time, compute_ns=partial(plan.slowed_compute_ns, rank.rank),
             )  # fmt: skip
             self._threads[rank.rank] = thread
             if plan.turns is not None:
@@ -210,7 +192,7 @@ class TestedProgram:
         watch = Watch(thread, record)
         # Both watch this rank: `watch` its tensors, until the first forward, `models` its models and updates.
         watch.roles = models.roles
-        models.batches = None if self._new_batches is None else self._new_batches(number, models.bare_names)
+        models.batches = None if self._new_batches is None else self._new_batches(number, models.unlabelled_parameters)
         torch_rank = TorchRank(thread, self._store, record, clock.injector, watch, models)
         self._ranks.append(torch_rank)
         # Threads that the program starts and leaves running are reported as leaks.
@@ -232,18 +214,12 @@ class TestedProgram:
             record.late_files[number] = self._guard.written.get(path, "")
             raise
         record.left.setdefault(number, "")
-        clock.injector.record_unfinished(number, sends=True)
+        clock.injector.record_unfinished_operations(number, sends=True)
         self._record_leaks(number, record, threads_before)
         return result
 
     def _record_leaks(self, number: int, record: Record, before: set[threading.Thread]) -> None:
-        """Record files that a rank has left open for writing, and threads that it has left running.
-
-        Args:
-            number: The rank.
-            record: The record to add them to.
-            before: Threads that ran before the rank's program.
-        """
+        """Record files that a rank has left open for writing, and threads left running that are not in `before`."""
         for name in self._guard.files_left_open(number):
             record.leaks.append((number, f"has left the file {name} open, which it writes", ""))
         ranks = {thread._thread for thread in self._threads.values()}
@@ -252,7 +228,7 @@ class TestedProgram:
                 record.leaks.append((number, f"has left a thread running: {thread.name}", ""))
 
 
-def load_file(
+def load_program(
     path: str | os.PathLike[str], args: Sequence[str], setting: Setting, package: str | None = None
 ) -> TestedProgram:
     """Return the program in a file.
@@ -274,18 +250,11 @@ def load_file(
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"program: {path} is no Python program: {error}; correct it") from None
     argv, folder = [str(path), *map(str, args)], f"{file.parent}{os.sep}"
-    return TestedProgram(lambda view: _execute(code, str(file), view, package), argv, setting, folder)
+    return TestedProgram(lambda view: _execute_program(code, str(file), view, package), argv, setting, folder)
 
 
-def _execute(code: CodeType, file: str, view: RankProcess, package: str | None) -> None:
-    """Run the code of a file as the `__main__` of a rank.
-
-    Args:
-        code: Code of the file, from `compile_program`.
-        file: Path of the file, for `__file__`.
-        view: The process as the rank sees it.
-        package: Package for relative imports; None: none.
-    """
+def _execute_program(code: CodeType, file: str, view: RankProcess, package: str | None) -> None:
+    """Run code of `compile_program` as the `__main__` of a rank; `package` is that of its relative imports."""
     view.main.__file__, view.main.__package__ = file, package
     view.main.__dict__.update({NAME: view.set_type, "set": view.set_type})
     # Each rank gets a copy of the code. The compiler of torch caches compiled frames by code object, and a cached frame
@@ -320,7 +289,7 @@ def _weight_arrays(models: ModelWatch) -> dict[str, Any]:
     return arrays
 
 
-def _with_advice(verdict: Verdict) -> Verdict:
+def _add_gpu_advice(verdict: Verdict) -> Verdict:
     """Return a verdict; a crash because there is no GPU gets advice."""
     if verdict.kind == "crash" and ("CUDA" in verdict.text or "NVIDIA" in verdict.text):
         text = f"{verdict.text}; in a test all ranks compute on the CPU: choose the device by torch.cuda.is_available()"

@@ -71,7 +71,7 @@ class WorldOfThread:
     def __init__(self) -> None:
         object.__setattr__(self, "_worlds", {})
 
-    def _world(self) -> Any:
+    def _groups_of_caller(self) -> Any:
         """Return the groups of the calling thread's rank; outside of ranks, the groups of the process."""
         worlds: dict[object, Any] = object.__getattribute__(self, "_worlds")
         owner = RankThread.owner()
@@ -81,10 +81,10 @@ class WorldOfThread:
         return worlds[rank]
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._world(), name)
+        return getattr(self._groups_of_caller(), name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        setattr(self._world(), name, value)
+        setattr(self._groups_of_caller(), name, value)
 
 
 class _TorchGroups:
@@ -125,23 +125,9 @@ def _init_process_group(
     pg_options: Any = None,
     device_id: Any = None,
 ) -> None:
-    """Join the ranks of the test, in place of `init_process_group`.
+    """Join the ranks of the test by its own backend and store; the backend of the program is only shown to it.
 
-    Args:
-        torch_rank: The rank that calls.
-        original: `init_process_group` of torch.
-        backend: The backend that the program names. The test's backend is used; this name is only shown to the program.
-        init_method: Ignored, as all ranks are in this process.
-        timeout: As in torch.
-        world_size: The number of ranks that the program expects; -1: any.
-        rank: The rank that the program expects to be; -1: any.
-        store: Ignored; all ranks share one.
-        group_name: As in torch.
-        pg_options: Ignored.
-        device_id: Ignored.
-
-    Raises:
-        ValueError: The program expects another number of ranks, or another rank.
+    Raises ValueError if the program expects another number of ranks, or another rank; -1 stands for any.
     """
     size, number = torch_rank.thread.rank.world_size, torch_rank.thread.rank.rank
     if world_size not in (-1, size):
@@ -152,14 +138,14 @@ def _init_process_group(
         raise ValueError(
             f"rank: the program says {rank} on rank {number} of the test; take it from the environment, RANK"
         )
-    torch_rank.named = str(backend or "gloo").lower()
+    torch_rank.backend_name = str(backend or "gloo").lower()
     original(
         BACKEND, timeout=timeout or timedelta(minutes=30), world_size=size, rank=number, store=torch_rank.store,
         group_name=group_name,
     )  # fmt: skip
 
 
-def _new_group_helper(
+def _make_recorded_group(
     torch_rank: TorchRank,
     original: Callable[..., tuple[Any, Any]],
     group_size: int,
@@ -172,26 +158,14 @@ def _new_group_helper(
 ) -> tuple[Any, Any]:
     """Make a group of the test's backend, in place of torch's helper that makes every group; record the call.
 
-    To the program, the group seems to be of the backend that it has named.
-
-    Args:
-        torch_rank: The rank that calls.
-        original: The helper of torch, `_new_process_group_helper`.
-        group_size: Number of ranks of the group.
-        group_rank: The rank's index in the group; negative for ranks outside of the group, which call as well.
-        global_ranks: World ranks of the group; empty for the group of all, which `init_process_group` makes.
-        backend: The backend that the program has named.
-        store: The store through which ranks meet.
-        group_name: Name of the group.
-        options: Other arguments of the helper; those for the named backend are left out.
-
-    Returns:
-        The group, and its store.
+    To the program, the group seems to be of the backend that it has named. Ranks outside of the group call as well,
+    with a negative `group_rank`. `global_ranks` is empty for the group of all. Options for the named backend are left
+    out.
     """
     if global_ranks:
         call = GroupCall(
             rank=torch_rank.thread.rank.rank, ranks=tuple(global_ranks), line=frame_line(users_frame()),
-            alone=_only_members_call(),
+            alone=_is_called_by_members(),
         )  # fmt: skip
         torch_rank.record.group_calls.append(call)
     own_options = {name: value for name, value in options.items() if name not in ("backend_options", "device_id")}
@@ -200,11 +174,11 @@ def _new_group_helper(
     if group in c10d._world.pg_map:
         name = str(backend).lower()
         _, store_of_group = c10d._world.pg_map[group]
-        c10d._world.pg_map[group] = torch_rank.named if BACKEND in name else name, store_of_group
+        c10d._world.pg_map[group] = torch_rank.backend_name if BACKEND in name else name, store_of_group
     return group, prefix_store
 
 
-def _only_members_call() -> bool:
+def _is_called_by_members() -> bool:
     """Whether only members make the present call of `new_group`, by its argument `use_local_synchronization`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "_new_group_with_tag":
@@ -212,16 +186,13 @@ def _only_members_call() -> bool:
     return frame is not None and bool(frame.f_locals.get("use_local_synchronization", False))
 
 
-def _find_rank(torch_rank: TorchRank, original: Callable[[Rank | None], Rank], rank: Rank | None) -> Rank:
-    """Return the rank whose timeline is recorded, in place of `recording.find_rank`.
-
-    Without `rank`, in a program that has called `init_process_group`, it is the rank of the calling thread.
-    """
+def _find_timeline_rank(torch_rank: TorchRank, original: Callable[[Rank | None], Rank], rank: Rank | None) -> Rank:
+    """Return the calling thread's rank if `rank` is None after `init_process_group`, otherwise what `original` does."""
     return torch_rank.thread.rank if rank is None and dist.is_initialized() else original(rank)
 
 
 def _get_future(work: Work) -> torch.futures.Future[Any]:
-    """Return a future of an operation that is completed in the thread of its rank, in place of `Work.get_future`.
+    """Return a future that is completed in the thread of the operation's rank, in place of `Work.get_future`.
 
     With `at_once` this waits for the end of the operation first, as C++ will wait for the future without running
     Python. If the operation has ended, or the calling thread has no rank, the future is complete; otherwise it is
@@ -236,12 +207,12 @@ def _get_future(work: Work) -> torch.futures.Future[Any]:
         if rank is None or has_ended(work._handle):
             start.set_result(None)
         else:
-            rank.complete_later(work._handle, start)
+            rank.complete_when_ended(work._handle, start)
     return work._future
 
 
 @contextmanager
-def torch_of_ranks() -> Iterator[None]:
+def separating_torch_of_ranks() -> Iterator[None]:
     """Give every rank's thread a torch.distributed of its own during a `with` block, and restore torch after it."""
     check_torch()
     if BACKEND not in dist.Backend.backend_list:
@@ -254,29 +225,29 @@ def torch_of_ranks() -> Iterator[None]:
         stack.enter_context(patch.object(c10d, "_world", WorldOfThread()))
         stack.enter_context(patch.object(Work, "get_future", _get_future))
         for module in (c10d, dist):
-            patches.replace(module, "init_process_group", _init_process_group)
-        patches.replace(c10d, "_new_process_group_helper", _new_group_helper)
+            patches.replace_function(module, "init_process_group", _init_process_group)
+        patches.replace_function(c10d, "_new_process_group_helper", _make_recorded_group)
         profiler = Profiler()
-        patches.replace(torch.autograd.profiler, "_prepare_profiler", profiler.start)
-        patches.replace(torch.autograd.profiler, "_enable_profiler", profiler.start)
-        patches.replace(torch.autograd.profiler, "_disable_profiler", profiler.stop)
-        patches.replace(recording, "find_rank", _find_rank)
-        patches.replace(DistributedDataParallel, "__init__", _replace_ddp_init)
+        patches.replace_function(torch.autograd.profiler, "_prepare_profiler", profiler.start)
+        patches.replace_function(torch.autograd.profiler, "_enable_profiler", profiler.start)
+        patches.replace_function(torch.autograd.profiler, "_disable_profiler", profiler.stop)
+        patches.replace_function(recording, "find_rank", _find_timeline_rank)
+        patches.replace_function(DistributedDataParallel, "__init__", _replace_ddp_init)
         for op in ("all_reduce", "broadcast"):
-            patches.replace(ProcessGroup, f"_{op}", partial(_record_operation, op))
+            patches.replace_function(ProcessGroup, f"_issue_{op}", partial(_issue_recorded_operation, op))
         # In one call of C++, it issues all operations of the first update of a static graph, and waits for them.
-        patches.replace(_distributed_c10d.Reducer, "_delay_all_reduce", _delay_all_reduce)
-        patches.replace(DistributedDataParallel, "_delayed_all_reduce_hook", _delayed_all_reduce_hook)
-        patches.replace(DistributedDataParallel, "register_comm_hook", _register_comm_hook)
-        patches.replace(Join, "__exit__", _leave_join)
+        patches.replace_function(_distributed_c10d.Reducer, "_delay_all_reduce", _delay_all_reduce)
+        patches.replace_function(DistributedDataParallel, "_delayed_all_reduce_hook", _delayed_all_reduce_hook)
+        patches.replace_function(DistributedDataParallel, "register_comm_hook", _register_comm_hook)
+        patches.replace_function(Join, "__exit__", _leave_join)
         # `DDP.join` waits for futures of DDP's reducer, which are of torch's base class.
-        patches.replace(torch._C.Future, "wait", _finish_first)
-        patches.replace(torch.futures, "wait_all", _finish_first)
+        patches.replace_function(torch._C.Future, "wait", _call_after_operations)
+        patches.replace_function(torch.futures, "wait_all", _call_after_operations)
         for name, store in STORES.items():
             for module in (dist, rendezvous):
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, store))
-        stack.enter_context(_watched_models())
+        stack.enter_context(_watching_models())
         getattr(_distributed_c10d, _ISOLATION)(True)
         torch.set_num_threads(1)
         try:
@@ -293,7 +264,7 @@ def torch_of_ranks() -> Iterator[None]:
 
 
 @contextmanager
-def _watched_models() -> Iterator[None]:
+def _watching_models() -> Iterator[None]:
     """Record the modules and optimizers that ranks make, and their updates, during a `with` block."""
 
     def record_module(module: torch.nn.Module, name: str, part: Any) -> None:
@@ -301,21 +272,21 @@ def _watched_models() -> Iterator[None]:
         if (rank := current_rank()) is not None:
             rank.models.add_module(module)
 
-    def make_hook(method: Callable[[ModelWatch, Any], None]) -> Callable[..., None]:
+    def make_update_hook(method: Callable[[ModelWatch, Any], None]) -> Callable[..., None]:
         """Return a hook that calls a method of the calling rank's `ModelWatch`, whose work is not itself recorded."""
 
-        def call(optimizer: Any, *_: Any) -> None:
+        def call_watch(optimizer: Any, *_: Any) -> None:
             if (rank := current_rank()) is not None:
                 with rank.watch.paused():
                     method(rank.models, optimizer)
 
-        return call
+        return call_watch
 
     hooks = [
         torch.nn.modules.module.register_module_parameter_registration_hook(record_module),
         torch.nn.modules.module.register_module_module_registration_hook(record_module),
-        register_optimizer_step_pre_hook(make_hook(ModelWatch.before_update)),
-        register_optimizer_step_post_hook(make_hook(ModelWatch.after_update)),
+        register_optimizer_step_pre_hook(make_update_hook(ModelWatch.on_update_begin)),
+        register_optimizer_step_post_hook(make_update_hook(ModelWatch.on_update_end)),
     ]
     try:
         yield
@@ -324,11 +295,8 @@ def _watched_models() -> Iterator[None]:
             hook.remove()
 
 
-def _finish_first(rank: TorchRank, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    """Wait for the rank's operations, then call `original`, in which C++ waits for their futures.
-
-    C++ alone would wait without letting other ranks run.
-    """
+def _call_after_operations(rank: TorchRank, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    """Wait for the rank's operations before `original`, in which C++ waits without letting other ranks run."""
     rank.wait_for_futures()
     return original(*args, **keywords)
 
@@ -338,50 +306,44 @@ def _replace_ddp_init(
 ) -> None:  # fmt: skip
     """Call `DistributedDataParallel.__init__`, and record that all ranks of this model should have equal weights."""
     original(model, *args, **keywords)
-    rank.models.wrapped = True
-    rank.models.roles.wrap(model, model.process_group)
+    rank.models.is_wrapped = True
+    rank.models.roles.record_ddp_group(model, model.process_group)
 
 
-def _record_operation(
+def _issue_recorded_operation(
     op: str, rank: TorchRank, original: Callable[..., Any], group: Any, tensor: torch.Tensor, *args: Any
 ) -> Any:
     """Issue an operation `op` on a tensor, and record the parameter, gradient or activation in the tensor."""
-    rank.models.roles.before_operation(op, tensor, group._group.ranks)
+    rank.models.roles.find_operation_parameters(op, tensor, group._group.ranks)
     return original(group, tensor, *args)
 
 
-def _call_module(rank: TorchRank, original: Callable[..., Any], module: Any, *args: Any, **keywords: Any) -> Any:
+def _record_call(rank: TorchRank, original: Callable[..., Any], module: Any, *args: Any, **keywords: Any) -> Any:
     """Call a module, in place of `Module.__call__`; if runs are compared, record its data."""
     if rank.models.batches is None:
         return original(module, *args, **keywords)
     return rank.models.batches.call_module(original, module, args, keywords)
 
 
-def _add_parameters(rank: TorchRank, original: Callable[..., None], optimizer: Any, group: dict[str, Any]) -> None:
+def _record_parameters(rank: TorchRank, original: Callable[..., None], optimizer: Any, group: dict[str, Any]) -> None:
     """Add a group of parameters to an optimizer, and record the parameters for the comparison of runs."""
     original(optimizer, group)
     rank.models.known.update((id(parameter), parameter) for parameter in optimizer.param_groups[-1]["params"])
 
 
 @contextmanager
-def recorded_batches() -> Iterator[None]:
+def recording_batches() -> Iterator[None]:
     """Record the data of modules and the parameters of optimizers during a `with` block, without torch's compiler."""
     patches = Patches(current_rank)
     with patches.stack as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        patches.replace(torch.nn.Module, "__call__", _call_module)
-        patches.replace(torch.optim.Optimizer, "add_param_group", _add_parameters)
+        patches.replace_function(torch.nn.Module, "__call__", _record_call)
+        patches.replace_function(torch.optim.Optimizer, "add_param_group", _record_parameters)
         yield
 
 
 def _delay_all_reduce(rank: TorchRank, original: Callable[[Any], None], reducer: Any) -> None:
-    """Reduce all gradients of a static graph, with futures that are complete when C++ gets them.
-
-    Args:
-        rank: The rank.
-        original: `_delay_all_reduce` of DDP's reducer.
-        reducer: The reducer.
-    """
+    """Reduce all gradients of a static graph, with futures that are complete when C++ gets them."""
     rank.at_once = True
     try:
         original(reducer)
@@ -392,7 +354,7 @@ def _delay_all_reduce(rank: TorchRank, original: Callable[[Any], None], reducer:
 def _leave_join(rank: TorchRank, original: Callable[..., Any], *args: Any) -> Any:
     """Leave a `Join` context for uneven inputs, and restart the count of updates, which differs between ranks."""
     result = original(*args)
-    rank.models.restart_updates()
+    rank.models.restart_update_count()
     return result
 
 
@@ -408,18 +370,10 @@ def _delayed_all_reduce_hook(rank: TorchRank, original: Callable[..., Any], *arg
 def _register_comm_hook(
     rank: TorchRank, original: Callable[..., None], model: Any, state: object, hook: Callable[..., Any]
 ) -> None:
-    """Register a communication hook of DDP. With local SGD, record that weights of ranks may differ between averages.
-
-    Args:
-        rank: The rank.
-        original: `register_comm_hook` of DDP.
-        model: The DistributedDataParallel.
-        state: State of the hook.
-        hook: The hook.
-    """
+    """Register a hook of DDP; of local SGD, record that weights of ranks may differ between averages."""
     original(model, state, hook)
     if isinstance(state, PostLocalSGDState):
-        rank.models.wrapped = False
+        rank.models.is_wrapped = False
 
 
 def save_torch_state() -> Callable[[], None]:
@@ -432,7 +386,6 @@ def save_torch_state() -> Callable[[], None]:
     measured = set(sys.modules[_FSDP_TIMES].SimpleProfiler.profiling) if _FSDP_TIMES in sys.modules else set()
 
     def restore() -> None:
-        """Set torch's state as it was when `save_torch_state` was called."""
         torch.default_generator.set_state(state)
         torch.set_default_dtype(dtype)
         if _has_parallel_loss() != parallel:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..config import check_main
-from ..errors import UsageError, shown
+from ..errors import UsageError, argument_text
 from ..runtime.blame.reports import call_program
 from ..version import install_command
-from .faults import check_async_kinds
+from .faults import check_kinds_for_async
 from .run import Answer, RanksFailed, Run, are_equal, whole_weights
-from .running import Setting, Trials, parse_trials, run_async, shows_fault, try_seeds
+from .running import Setting, Trials, parse_trials, run_async, shows_program_fault, try_seeds
 
 Repeating: TypeAlias = Callable[[str | os.PathLike[str], Sequence[str], Setting], str]
 """Returns the line that repeats the run of a program, from its path, its arguments and the setting."""
@@ -36,7 +36,7 @@ class Ranks:
         self, folder: str | os.PathLike[str] | None = None, *, repeating: Repeating | None = None, **defaults: Any
     ) -> None:
         self._folder, self._defaults = Path(folder or "."), defaults
-        self._repeating = repeating or _program_call
+        self._repeating = repeating or _program_call_text
         parse_trials(defaults)
 
     def program(
@@ -80,12 +80,12 @@ class Ranks:
         setting = {"steps": _parse_steps(words), **setting}
 
         def run_trial(trial: Setting) -> Run:
-            from .programs import load_file
+            from .programs import load_program
 
-            arguments = _with_steps(words, trial.steps)
+            arguments = _replace_steps(words, trial.steps)
             # The arguments already have the number of steps, so the setting in the line leaves it out.
             repeat_line = self._repeating(path, arguments, replace(trial, steps=None))
-            return load_file(file, arguments, trial, package).run(repeat_line)
+            return load_program(file, arguments, trial, package).run(repeat_line)
 
         return self._run_program(run_trial, setting, check)
 
@@ -100,7 +100,7 @@ class Ranks:
             from .programs import wrap_function
 
             line = f"ranks.function({_call_text(function, args)}, {trial.arguments})"
-            return wrap_function(_with_steps_bound(function, trial), args, trial).run(line)
+            return wrap_function(_bind_steps(function, trial), args, trial).run(line)
 
         return self._run_program(run_trial, setting, check)
 
@@ -108,11 +108,11 @@ class Ranks:
         """Run `main(rank, *args)` on every rank, as `overlap.run` does, in virtual time. Otherwise like `program`."""
         __tracebackhide__ = True
         trials = _parse_async_trials({**self._defaults, **setting})
-        check_main(_with_steps_bound(main, trials.setting), args)
+        check_main(_bind_steps(main, trials.setting), args)
 
         def run_trial(trial: Setting) -> Run:
             line = f"ranks.run({_call_text(main, args)}, {trial.arguments})"
-            program = _with_steps_bound(main, trial)
+            program = _bind_steps(main, trial)
             return run_async(lambda rank: call_program(program, rank, args), trial, line)
 
         return _run_trials(run_trial, trials, check)
@@ -127,25 +127,16 @@ class Ranks:
         Raises:
             UsageError: `run` does not return a `Run`.
         """
-        first = _run_of_seed(run, 0)
+        first = _make_seed_run(run, 0)
         for seed in range(1, seeds):
-            other = _run_of_seed(run, seed)
-            answer = first.equals(other) if whole_weights(first.weights) else _same_results(first, other)
+            other = _make_seed_run(run, seed)
+            answer = first.equals(other) if whole_weights(first.weights) else _compare_results(first, other)
             if not answer:
                 return Answer(f"seed {seed}: {answer.problem}")
         return Answer()
 
     def _run_program(self, run: Callable[[Setting], Run], setting: Mapping[str, Any], check: bool) -> Run:
-        """Run a program of PyTorch with the arguments of a test.
-
-        Args:
-            run: Runs the program with a setting.
-            setting: Arguments of the test, which override the defaults of this object.
-            check: Whether to raise if anything is wrong.
-
-        Raises:
-            UsageError: PyTorch is not installed, or an argument is invalid.
-        """
+        """Run a program of PyTorch; `setting` overrides the defaults. Raises UsageError if PyTorch is not installed."""
         __tracebackhide__ = True
         trials = parse_trials({**self._defaults, **setting})
         try:
@@ -159,11 +150,11 @@ class Ranks:
 def _parse_async_trials(values: Mapping[str, Any]) -> Trials:
     """Return the trials of an async function; refuse kinds of faults that do nothing to it with a UsageError."""
     trials = parse_trials(values)
-    check_async_kinds([*trials.kinds, *(fault.kind for fault in trials.setting.faults)])
+    check_kinds_for_async([*trials.kinds, *(fault.kind for fault in trials.setting.faults)])
     return trials
 
 
-def _program_call(path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> str:
+def _program_call_text(path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> str:
     """Return the line of a test that repeats the run of a program."""
     shown = f", args={args}" if args else ""
     return f'ranks.program("{path}"{shown}, {setting.arguments})'
@@ -192,7 +183,7 @@ def _parse_steps(args: Sequence[str]) -> int | None:
     return None
 
 
-def _with_steps(args: Sequence[str], steps: int | None) -> list[str]:
+def _replace_steps(args: Sequence[str], steps: int | None) -> list[str]:
     """Return a program's arguments with another number after `--steps`, which is appended if it is missing."""
     before = _parse_steps(args)
     if steps is None or steps == before:
@@ -206,12 +197,8 @@ def _with_steps(args: Sequence[str], steps: int | None) -> list[str]:
 _STEPS = "--steps"
 
 
-def _with_steps_bound(function: Callable[..., Any], setting: Setting) -> Callable[..., Any]:
-    """Return a function with its argument `steps` bound, if the setting has a number of steps.
-
-    Raises:
-        UsageError: The function has no argument `steps`.
-    """
+def _bind_steps(function: Callable[..., Any], setting: Setting) -> Callable[..., Any]:
+    """Bind `steps` of a function, if the setting has them; raise UsageError if it has no such argument."""
     if setting.steps is None:
         return function
     parameters = signature(function).parameters
@@ -229,38 +216,32 @@ def _run_trials(run: Callable[[Setting], Run], trials: Trials, check: bool) -> R
 
     With `check=False`, that is the first run with a fault. Otherwise it is the run of the first seed; if one seed draws
     faults, the run with these.
-
-    Args:
-        run: Runs a setting.
-        trials: The setting, the seeds, and the kinds of faults that seeds draw.
-        check: Whether to raise if anything is wrong.
     """
     __tracebackhide__ = True
     if trials.seeds == 1 and not trials.kinds:
         only = run(trials.setting)
-        if check and shows_fault(only):
+        if check and shows_program_fault(only):
             only.check()
         return only
     runs, several = try_seeds(run, trials, check=check), trials.seeds > 1
     happened, ended = sum(len(each.faults) for each in runs), sum(each.error is not None for each in runs)
     summary = f"{happened} faults happened, and {ended} runs ended with the rank that was hit" if trials.kinds else ""
-    wrong = (number for number, each in enumerate(runs) if not check and shows_fault(each))
+    wrong = (number for number, each in enumerate(runs) if not check and shows_program_fault(each))
     # Index 0 is the first seed. If a single seed draws faults, the run without faults comes first: take the last one.
     chosen = runs.pop(next(wrong, 0 if several else -1))
     return replace(chosen, others=runs if several else [], tried=summary)
 
 
-def _run_of_seed(run: Callable[..., Run], seed: int) -> Run:
+def _make_seed_run(run: Callable[..., Run], seed: int) -> Run:
     """Return the run of a seed; refuse a function that returns no `Run`, with a UsageError."""
     run_of_seed: object = run(seed=seed)
     if not isinstance(run_of_seed, Run):
         expected = "repeats: expected a function that returns the run of a seed, as ranks.run does"
-        raise UsageError(f"{expected}, but it returned {shown(run_of_seed)}")
+        raise UsageError(f"{expected}, but it returned {argument_text(run_of_seed)}")
     return run_of_seed
 
 
-def _same_results(first: Run, other: Run) -> Answer:
-    """Compare the results of the programs of two runs, rank by rank."""
+def _compare_results(first: Run, other: Run) -> Answer:
     for rank, (result, before) in enumerate(zip(other.returned, first.returned, strict=False)):
         if not are_equal(result, before):
             return Answer(f"rank {rank} returned {result!r}, in the first run {before!r}")
@@ -295,7 +276,7 @@ def run_marked(
     if not takes_rank:
         raise UsageError(f"ranks: the test function {function.__name__} should take `rank`, its place among the ranks")
     trials = _parse_async_trials(settings)
-    _with_steps_bound(function, trials.setting)
+    _bind_steps(function, trials.setting)
 
     def run(chosen: Setting) -> Run:
         steps = {} if chosen.steps is None else {"steps": chosen.steps}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..waits.ends import CallRecord, End, EndState, RankView, Seen
-from ..waits.wording import title
+from ..waits.wording import end_title
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Issue:
     @property
     def title(self) -> str:
         """Name of the operation and its line, such as "send #0 to rank 1 (train.py:41)"."""
-        return title(self.end)
+        return end_title(self.end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ class RoleWatch:
 
     Attributes:
         over: Whether the first update has been made.
-        wrapped: By id of a parameter, the ranks that share it by DistributedDataParallel.
+        ranks_by_parameter: By id of a parameter, the ranks that share it by DistributedDataParallel.
 
     Args:
         rank: The rank.
@@ -38,14 +38,14 @@ class RoleWatch:
         self._sizes: dict[str, int] = {}  # bytes of parameters by name
         self._names: list[str] = []  # parameters of the operation that is about to be issued
         self.over: bool = False
-        self.wrapped: dict[int, tuple[int, ...]] = {}
+        self.ranks_by_parameter: dict[int, tuple[int, ...]] = {}
 
-    def wrap(self, model: nn.Module, group: dist.ProcessGroup) -> None:
+    def record_ddp_group(self, model: nn.Module, group: dist.ProcessGroup) -> None:
         """Record the group of a DistributedDataParallel."""
         ranks = tuple(dist.get_process_group_ranks(group))
-        self.wrapped.update((id(parameter), ranks) for parameter in model.parameters())
+        self.ranks_by_parameter.update((id(parameter), ranks) for parameter in model.parameters())
 
-    def is_first_forward(self, func: Any, tensors: Iterable[Any]) -> bool:
+    def record_first_forward(self, func: Any, tensors: Iterable[Any]) -> bool:
         """Whether this is the first function in which data meets a trained parameter. If so, record a `FirstForward`.
 
         Args:
@@ -59,7 +59,7 @@ class RoleWatch:
             memory = local_tensor(tensor)
             if type(memory) not in (torch.Tensor, nn.Parameter) or memory.layout is not torch.strided:
                 return False  # such as a fake tensor of the compiler
-            key = _storage(memory)
+            key = _memory_id(memory)
             if isinstance(tensor, nn.Parameter):
                 self._weights[key] = weakref.ref(tensor)
             if (known := self._weights.get(key)) is None or known() is None:
@@ -75,7 +75,7 @@ class RoleWatch:
         weights = {
             name: Held(
                 digest=digest(local_tensor(parameter)), trained=parameter.requires_grad,
-                members=self.wrapped.get(id(parameter)) or ranks_with_same_part(parameter),
+                members=self.ranks_by_parameter.get(id(parameter)) or ranks_with_same_part(parameter),
             )
             for name, parameter in labelled.items()
         }  # fmt: skip
@@ -83,13 +83,13 @@ class RoleWatch:
             FirstForward(
                 rank=self._rank, line=frame_line(users_frame()), weights=weights,
                 digest=digest(local_tensor(largest)), members=ranks_with_same_part(largest),
-                parameter=next((name for name, each in labelled.items() if _storage(each) == _storage(weight)), ""),
+                parameter=next((name for name, each in labelled.items() if _memory_id(each) == _memory_id(weight)), ""),
             )
         )  # fmt: skip
         return True
 
-    def before_operation(self, op: str, tensor: torch.Tensor, members: Iterable[int]) -> None:
-        """Find the parameters that an operation broadcasts, or whose gradients it reduces, for `operation_issued`.
+    def find_operation_parameters(self, op: str, tensor: torch.Tensor, members: Iterable[int]) -> None:
+        """Find the parameters that an operation broadcasts, or whose gradients it reduces, for `on_operation_issued`.
 
         The tensor is one of them, or a flat tensor with copies of several gradients. If its first dims are those of the
         first input, it is an activation, and its ranks are recorded.
@@ -107,19 +107,19 @@ class RoleWatch:
             self._record.activations[tuple(members), frame_line(users_frame())] = None
         if type(tensor) in (torch.Tensor, nn.Parameter) and tensor.is_contiguous() and tensor.numel():
             if (op, tensor.data_ptr()) not in self._memory:
-                self._memory = dict(self._find_memory())
+                self._memory = dict(self._find_parameter_memory())
             if (name := self._memory.get((op, tensor.data_ptr()))) is not None:
                 self._names = [name]
             elif op == "all_reduce":
                 self._names = self._gradients_copied_to(tensor)
 
-    def operation_issued(self, issue: Issue) -> None:
-        """Record an operation with the parameters that `before_operation` has found, if there are any."""
+    def on_operation_issued(self, issue: Issue) -> None:
+        """Record an operation with the parameters that `find_operation_parameters` has found, if there are any."""
         if self._names:
             self._record.transfers.append(Transfer(issue=issue, names=tuple(self._names)))
             self._names = []
 
-    def _find_memory(self) -> Iterator[tuple[tuple[str, int], str]]:
+    def _find_parameter_memory(self) -> Iterator[tuple[tuple[str, int], str]]:
         """Yield ((op, address), name) for each parameter and its gradient, as `_memory` has them."""
         for name, parameter in self._labelled().items():
             for op, tensor in (("broadcast", parameter), ("all_reduce", parameter.grad)):
@@ -140,6 +140,6 @@ class RoleWatch:
         return names
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def _memory_id(tensor: torch.Tensor) -> int:
     """Return a number for the memory of a tensor, the same for all views of it while it lives."""
     return int(local_tensor(tensor).untyped_storage()._cdata)

@@ -13,13 +13,13 @@ from ..ranklist import named_ranks
 from .record import FirstForward, Record, Transfer, Verdict
 
 
-def check_first_forward(record: Record) -> Verdict | None:
+def judge_first_forward(record: Record) -> Verdict | None:
     """Return the first verdict on parameters or inputs that ranks should share, and that differ at the first forward.
 
     None if there is no difference.
     """
     firsts = {first.rank: first for first in record.first_forwards}
-    checks = (_check_broadcasts, _check_weights, _check_reductions, _check_inputs)
+    checks = (_judge_broadcasts, _judge_shared_weights, _judge_reductions, _judge_inputs)
     return next((verdict for check in checks for verdict in check(record, firsts)), None)
 
 
@@ -32,7 +32,7 @@ def _transfers_by_operation(record: Record, op: str) -> Iterator[list[Transfer]]
     yield from met.values()
 
 
-def _check_broadcasts(record: Record, firsts: dict[int, FirstForward]) -> Iterator[Verdict]:
+def _judge_broadcasts(record: Record, firsts: dict[int, FirstForward]) -> Iterator[Verdict]:
     """Yield verdicts on ranks that broadcast the same parameters in different orders."""
     sent = {(each.issue.rank, each.names[0]) for each in record.transfers if each.issue.call.op == "broadcast"}
     for transfers in _transfers_by_operation(record, "broadcast"):
@@ -47,7 +47,7 @@ def _check_broadcasts(record: Record, firsts: dict[int, FirstForward]) -> Iterat
                 yield Verdict(kind="broadcast order", text=text, ranks=ranks, lines=(other.issue.call.site,))
 
 
-def _check_weights(record: Record, firsts: dict[int, FirstForward]) -> Iterator[Verdict]:
+def _judge_shared_weights(record: Record, firsts: dict[int, FirstForward]) -> Iterator[Verdict]:
     """Yield verdicts on parameters that ranks should share, and that differ, or that only some of the ranks train.
 
     Ranks should share a parameter by placements or DistributedDataParallel, or if all models are equal.
@@ -72,7 +72,7 @@ def _check_weights(record: Record, firsts: dict[int, FirstForward]) -> Iterator[
                     yield Verdict(kind="gradient missing", text=text, ranks=(other, rank), lines=(line,))
 
 
-def _check_reductions(record: Record, firsts: dict[int, FirstForward]) -> Iterator[Verdict]:
+def _judge_reductions(record: Record, firsts: dict[int, FirstForward]) -> Iterator[Verdict]:
     """Yield verdicts on gradients that were added up over ranks with different values of the parameter."""
     for transfers in _transfers_by_operation(record, "all_reduce"):
         ranks = [transfer.issue.rank for transfer in transfers]
@@ -82,7 +82,7 @@ def _check_reductions(record: Record, firsts: dict[int, FirstForward]) -> Iterat
             held = {rank: firsts[rank].weights.get(name) for rank, name in zip(ranks, names, strict=True)}
             digests = {rank: weight.digest for rank, weight in held.items() if weight is not None}
             issue, name = transfers[0].issue, names[0]
-            holders = "" if len(digests) < len(ranks) else _holders_clause(firsts, name, digests)
+            holders = "" if len(digests) < len(ranks) else _other_holders_clause(firsts, name, digests)
             if not holders or len(set(digests.values())) == 1:
                 continue
             yield Verdict(
@@ -92,14 +92,8 @@ def _check_reductions(record: Record, firsts: dict[int, FirstForward]) -> Iterat
             )  # fmt: skip
 
 
-def _holders_clause(firsts: dict[int, FirstForward], name: str, digests: dict[int, str]) -> str:
-    """Return "ranks ... hold the same as rank R" if ranks outside of `digests` hold the value of rank R; otherwise "".
-
-    Args:
-        firsts: The first forward of each rank.
-        name: Name of the parameter.
-        digests: By rank that reduced the gradient, the digest of its value of the parameter.
-    """
+def _other_holders_clause(firsts: dict[int, FirstForward], name: str, digests: dict[int, str]) -> str:
+    """Return "ranks ... hold the same as rank R" if ranks outside of `digests` hold the value of R; otherwise ""."""
     for rank, digest in digests.items():
         same = [rank for rank, first in firsts.items() if (held := first.weights.get(name)) and held.digest == digest]
         if not set(same) <= set(digests):
@@ -107,7 +101,7 @@ def _holders_clause(firsts: dict[int, FirstForward], name: str, digests: dict[in
     return ""
 
 
-def _check_inputs(record: Record, firsts: dict[int, FirstForward]) -> Iterator[Verdict]:
+def _judge_inputs(record: Record, firsts: dict[int, FirstForward]) -> Iterator[Verdict]:
     """Yield verdicts on inputs that differ between the ranks of a tensor-parallel group."""
     groups = [(first.members, "declare it as replicated", first.line) for first in firsts.values() if first.members]
     for members, line in record.activations:
@@ -130,13 +124,7 @@ def _check_inputs(record: Record, firsts: dict[int, FirstForward]) -> Iterator[V
 
 
 def _hold_different_weights(record: Record, firsts: dict[int, FirstForward], members: tuple[int, ...]) -> bool:
-    """Whether ranks hold different values of a parameter whose gradients are never summed over all of them.
-
-    Args:
-        record: The record of the run.
-        firsts: The first forward of each rank.
-        members: The ranks. If one of them has no first forward, the result is False.
-    """
+    """Whether ranks, all with a first forward, differ in a parameter whose gradients they never sum together."""
     if any(rank not in firsts for rank in members):
         return False
     summed_names = {name for transfer in record.transfers if set(members) <= set(transfer.issue.call.members)

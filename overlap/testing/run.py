@@ -202,20 +202,20 @@ class Run:
                 between; or "results", the values that the programs return.
         """
         comparisons = {
-            "model weights": Run._same_weights,
-            "model weights after each update": Run._same_updates,
-            "results": Run._same_results,
+            "model weights": Run._compare_weights_of_ranks,
+            "model weights after each update": Run._compare_updates_of_ranks,
+            "results": Run._compare_results_of_ranks,
         }
         if what not in comparisons:
             raise UsageError(f"same: expected {', '.join(map(repr, comparisons))}; got {what!r}")
         return self._first_problem(comparisons[what])
 
-    def _same_updates(self) -> Answer:
+    def _compare_updates_of_ranks(self) -> Answer:
         """Compare the weights of all ranks after each update, and at the end."""
         differing = latent.find_weight_difference(self.record)
-        return self._same_weights() if differing is None else Answer(str(differing))
+        return self._compare_weights_of_ranks() if differing is None else Answer(str(differing))
 
-    def _same_weights(self) -> Answer:
+    def _compare_weights_of_ranks(self) -> Answer:
         """Compare the weights of all ranks at the end; the problem names the update since which they differ."""
         if not any(self.weights):
             return Answer(
@@ -223,13 +223,13 @@ class Run:
             )
         names = dict.fromkeys(name for rank in self.weights for name in rank)
         for name in names:
-            answer = self._same_weight(name)
+            answer = self._compare_weight_of_ranks(name)
             if answer.why:
                 differing = latent.find_weight_difference(self.record, lasting=True)
                 return answer if differing is None else Answer(str(differing))
         return Answer()
 
-    def _same_weight(self, name: str) -> Answer:
+    def _compare_weight_of_ranks(self, name: str) -> Answer:
         """Compare one weight at the end of the run; a part of a sharded weight need not be on all ranks."""
         values = {rank: weights[name] for rank, weights in enumerate(self.weights) if name in weights}
         lacking = [rank for rank in range(self.size) if rank not in values]
@@ -243,8 +243,7 @@ class Run:
                 )
         return Answer()
 
-    def _same_results(self) -> Answer:
-        """Compare what the programs of all ranks have returned."""
+    def _compare_results_of_ranks(self) -> Answer:
         for rank, result in enumerate(self.returned):
             if not are_equal(result, self.returned[0]):
                 return Answer(f"rank {rank} returned {result!r}, rank 0 {self.returned[0]!r}")
@@ -257,9 +256,9 @@ class Run:
             other: The other run.
             bound: Largest allowed difference of two elements; 0: they must be equal bit by bit.
         """
-        return self._first_problem(lambda run: run._compare_weights(other, bound))
+        return self._first_problem(lambda run: run._compare_run_weights(other, bound))
 
-    def _compare_weights(self, other: Run, bound: float) -> Answer:
+    def _compare_run_weights(self, other: Run, bound: float) -> Answer:
         """Compare the whole weights of two runs; `bound` is the largest absolute difference allowed."""
         own_weights, other_weights = whole_weights(self.weights), whole_weights(other.weights)
         if not own_weights or not other_weights:

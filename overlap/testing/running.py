@@ -18,12 +18,12 @@ from ..errors import UsageError
 from ..processes.real_time import find_cluster
 from ..settings import check_ranks
 from ..simulation.simulated_backend import Virtual
-from .faults import Fault, FaultPlan, check_kind, draw, parse
-from .judging import NEVER_ENDS, UNUSED, judge
+from .faults import Fault, FaultPlan, check_fault_kind, draw_faults, parse_faults
+from .judging import NEVER_ENDS, UNUSED, judge_run
 from .record import Record
 from .run import RanksFailed, Run
 from .threads import RealTimeError
-from .world import TestedBackend, WorldResult, simulate
+from .world import TestedBackend, WorldResult, simulate_world
 
 if TYPE_CHECKING:
     import topology
@@ -113,31 +113,33 @@ def run_async(main: Callable[[Rank], Awaitable[Any]], setting: Setting, line: st
         line: The line that repeats the run in a test.
     """
 
-    def wrap(clock: TestedBackend, world: World) -> Callable[..., Awaitable[Any]]:
+    def make_main(clock: TestedBackend, world: World) -> Callable[..., Awaitable[Any]]:
         """Return the function that runs each rank, and records that its program has ended."""
 
         async def main_and_record(rank: Rank) -> Any:
             """Run the program of a rank, and record its end and its unfinished operations."""
             result = await main(rank)
             clock.record.left[rank.rank] = ""
-            clock.injector.record_unfinished(rank.rank, sends=False)
+            clock.injector.record_unfinished_operations(rank.rank, sends=False)
             return result
 
         return main_and_record
 
-    outcome = run_world(setting, wrap)
+    outcome = run_world(setting, make_main)
     run = make_run(outcome, setting, line)
-    verdicts = judge(outcome.record, outcome.error, unused=outcome.unused)
+    verdicts = judge_run(outcome.record, outcome.error, unused=outcome.unused)
     run.verdicts = [verdict for verdict in verdicts if verdict.kind not in setting.allow]
     return run
 
 
-def run_world(setting: Setting, wrap: Callable[[TestedBackend, World], Callable[..., Awaitable[Any]]]) -> WorldResult:
+def run_world(
+    setting: Setting, make_main: Callable[[TestedBackend, World], Callable[..., Awaitable[Any]]]
+) -> WorldResult:
     """Run a world of ranks, within its limits of virtual and of real time.
 
     Args:
         setting: Options of the run.
-        wrap: Makes the async function that runs each rank, from the backend and the world.
+        make_main: Makes the async function that runs each rank, from the backend and the world.
     """
     placed = find_cluster(setting.cluster, setting.ranks)
     record = Record(size=setting.ranks or placed.world_size)
@@ -147,7 +149,7 @@ def run_world(setting: Setting, wrap: Callable[[TestedBackend, World], Callable[
         return clock.kernel.now_ns, len(record.issues)
 
     with limit_real_time(setting.real_timeout_s, progress):
-        return simulate(clock, placed, setting.timeout_s, wrap)
+        return simulate_world(clock, placed, setting.timeout_s, make_main)
 
 
 def make_run(outcome: WorldResult, setting: Setting, line: str) -> Run:
@@ -180,18 +182,18 @@ def limit_real_time(seconds: float, progress: Callable[[], object]) -> Iterator[
     """
     over, thread = threading.Event(), threading.get_ident()
 
-    def watch() -> None:
+    def raise_without_progress() -> None:
         """Raise `RealTimeError` in the other thread when `progress` has been constant for longer than the limit."""
         before, since = progress(), Instant.now()
         while not over.wait(min(1.0, seconds)):
             if (now := progress()) != before:
                 before, since = now, Instant.now()
             # A rank has a limit of its own, whose error names the line: it should come first.
-            elif Instant.now().since(since) > seconds + 2.0:
+            elif Instant.now().own_seconds_since(since) > seconds + 2.0:
                 pythonapi.PyThreadState_SetAsyncExc(c_ulong(thread), py_object(RealTimeError))
                 return
 
-    watcher = threading.Thread(target=watch, name="overlap real time", daemon=True)
+    watcher = threading.Thread(target=raise_without_progress, name="overlap real time", daemon=True)
     watcher.start()
     try:
         yield
@@ -214,7 +216,7 @@ def try_seeds(make: Callable[[Setting], Run], trials: Trials, *, check: bool = T
         check: Whether to raise for a run that shows a fault of the program.
 
     Raises:
-        RanksFailed: A run shows a fault of the program (see `shows_fault`). The error has the run made smaller.
+        RanksFailed: A run shows a fault of the program (see `shows_program_fault`). The error has the run made smaller.
     """
     __tracebackhide__ = True
     runs: list[Run] = []
@@ -223,18 +225,18 @@ def try_seeds(make: Callable[[Setting], Run], trials: Trials, *, check: bool = T
     for chosen in [trials.setting, *settings] if trials.kinds else settings:
         if trials.kinds and runs:
             counts = Counter(issue.rank for issue in runs[0].record.issues)
-            drawn = draw(chosen.seed, trials.kinds, [counts[rank] for rank in range(runs[0].size)])
+            drawn = draw_faults(chosen.seed, trials.kinds, [counts[rank] for rank in range(runs[0].size)])
             chosen = replace(chosen, faults=drawn, allow=(*chosen.allow, UNUSED))
         run = make(chosen)
-        if check and shows_fault(run):
-            raise shrink(make, chosen, run)
-        if runs and not shows_fault(run):
+        if check and shows_program_fault(run):
+            raise shrink_failure(make, chosen, run)
+        if runs and not shows_program_fault(run):
             run.folder = None  # removes it: each may have a thousand files
         runs.append(run)
     return runs
 
 
-def shows_fault(run: Run) -> bool:
+def shows_program_fault(run: Run) -> bool:
     """Whether a run shows a fault of the program, not only the planned faults.
 
     A run may end because of a planned fault, if its verdict names the rank that the fault happened to.
@@ -249,7 +251,7 @@ _OF_FAULTS = ("rank lost", "dead", "skipped", "left", "unmatched", "crash", "sta
 """Kinds of verdicts that a planned fault may cause in a program without a fault."""
 
 
-def shrink(make: Callable[[Setting], Run], setting: Setting, run: Run) -> RanksFailed:
+def shrink_failure(make: Callable[[Setting], Run], setting: Setting, run: Run) -> RanksFailed:
     """Make a failing setting smaller: without seed and faults, with fewer ranks and steps, as far as it still fails.
 
     Args:
@@ -264,14 +266,14 @@ def shrink(make: Callable[[Setting], Run], setting: Setting, run: Run) -> RanksF
     if run.verdict.kind in (UNUSED, NEVER_ENDS):  # nothing to find, or each try would take as long
         return RanksFailed(run, run.verdict)
     best, tries = run, 0
-    for candidates in (_calmer_settings, _settings_of_fewer_ranks, _shorter_settings, _earlier_faults):
+    for candidates in (_calmer_settings, _settings_of_fewer_ranks, _shorter_settings, _settings_of_earlier_faults):
         for candidate in islice(candidates(setting), _TRIES - tries):
             tries += 1
             try:
                 smaller = make(candidate)
             except UsageError:  # an invalid setting, such as too few ranks for the program
                 continue
-            if shows_fault(smaller) and _is_same_failure(run, smaller):
+            if shows_program_fault(smaller) and _is_same_failure(run, smaller):
                 setting, best = candidate, smaller
                 break
     assert best.verdict is not None
@@ -328,7 +330,7 @@ def _shorter_settings(setting: Setting) -> Iterator[Setting]:
             yield replace(setting, steps=steps, faults=faults)
 
 
-def _earlier_faults(setting: Setting) -> Iterator[Setting]:
+def _settings_of_earlier_faults(setting: Setting) -> Iterator[Setting]:
     """Yield settings in which one fault happens at an earlier step, the earliest first."""
     for number, fault in enumerate(setting.faults):
         moment = fault.at if fault.step is None else fault.step
@@ -358,9 +360,9 @@ def parse_trials(values: Mapping[str, Any]) -> Trials:
     # A text without "(", such as "die, late", names kinds of faults to draw from.
     if isinstance(planned, str) and "(" not in planned:
         kinds, planned = tuple(kind.strip() for kind in planned.split(",")), ()
-    faults = parse(planned) if isinstance(planned, str) else tuple(planned)
+    faults = parse_faults(planned) if isinstance(planned, str) else tuple(planned)
     for kind in kinds:
-        check_kind(kind)
+        check_fault_kind(kind)
     if isinstance(values.get("allow"), str):
         values["allow"] = (values["allow"],)
     return Trials(setting=Setting(**values, faults=faults), seeds=seeds, kinds=kinds)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .tensor_parts import Part, digest, join_along, join_parts
+from .tensor_parts import Part, digest, join_along_dim, join_parts
 
 
 class StopRun(SystemExit):
@@ -69,7 +69,7 @@ class Substitute:
         self.models: list[list[list[int]]] = models
         self.declined: Declined | None = None
 
-    def _decline(self, reason: str) -> Declined:
+    def _make_declined_error(self, reason: str) -> Declined:
         """Return the error that runs cannot be compared, and store it in `declined` for the code outside of ranks."""
         self.declined = Declined(reason)
         return self.declined
@@ -89,9 +89,9 @@ class Substitute:
         if step >= self._updates:
             return None
         of_ranks = [steps[step].weights if step < len(steps) else {} for steps in self._steps]
-        values = join_whole(name, of_ranks, self.models[rank], own.tensor.shape)
+        values = join_whole_tensor(name, of_ranks, self.models[rank], own.tensor.shape)
         if values is None:
-            raise self._decline(f"the parts of '{name}' do not make one of shape {tuple(own.tensor.shape)}")
+            raise self._make_declined_error(f"the parts of '{name}' do not make one of shape {tuple(own.tensor.shape)}")
         return values
 
     def joined_datum(self, rank: int, step: int, number: int, own: torch.Tensor) -> torch.Tensor:
@@ -110,11 +110,13 @@ class Substitute:
         for each in self._classes[rank]:
             data = self._steps[each][step].data if step < len(self._steps[each]) else []
             if number >= len(data):
-                raise self._decline("the number of batches of an update depends on the number of ranks")
+                raise self._make_declined_error(
+                    "the number of batches of an update depends on the number of ranks; make it equal"
+                )
             pieces.setdefault(digest(data[number]) + str(tuple(data[number].shape)), data[number])
         joined = _join_pieces(list(pieces.values()), own)
         if isinstance(joined, str):
-            raise self._decline(joined)
+            raise self._make_declined_error(joined)
         # Data that the program has computed from joined data is right already, perhaps in another order.
         return own if joined.numel() == own.numel() and _sorted_values(joined).equal(_sorted_values(own)) else joined
 
@@ -122,12 +124,8 @@ class Substitute:
 def _join_pieces(pieces: list[torch.Tensor], alone: torch.Tensor) -> torch.Tensor | str:
     """Return the data of all ranks as one tensor, or the reason why it cannot be joined.
 
-    Pieces are joined along the first dim. If another dim is split as well, consecutive ranks hold the parts along it:
-    pieces of shape (2, 3) of four ranks give (8, 3), or (4, 6) if `alone` has shape (n, 6).
-
-    Args:
-        pieces: Data of the ranks, each different piece once.
-        alone: Data of the rank of the smaller run, for its shape.
+    Pieces, each different one once, are joined along the first dim. If another dim is split as well, consecutive ranks
+    hold the parts along it: pieces of shape (2, 3) of four ranks give (8, 3), or (4, 6) if `alone` has shape (n, 6).
     """
     first = pieces[0]
     if len(pieces) == 1:
@@ -151,7 +149,7 @@ def _sorted_values(data: torch.Tensor) -> torch.Tensor:
     return data.flatten().sort().values
 
 
-def join_whole(
+def join_whole_tensor(
     name: str, parts_of_ranks: Sequence[dict[str, Part]], ranks_by_part: list[list[int]], shape: Sequence[int]
 ) -> torch.Tensor | None:
     """Return the whole tensor `name` from its parts on several ranks; None if they do not make one of this shape.
@@ -174,4 +172,4 @@ def join_whole(
         values = join_parts(named_parts)
         return values if values.shape == torch.Size(shape) else None
     tensors = [tensor for tensor in first_of_part if tensor is not None]
-    return join_along(tensors, shape) if tensors else None
+    return join_along_dim(tensors, shape) if tensors else None

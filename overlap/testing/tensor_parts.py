@@ -109,7 +109,7 @@ def join_parts(parts: Sequence[Part]) -> torch.Tensor:
     return next(iter(pieces.values()))
 
 
-def join_along(tensors: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor | None:
+def join_along_dim(tensors: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor | None:
     """Join tensors along the dim in which their lengths add up to that of `shape`; None if there is no such dim.
 
     Tensors of shapes (2, 3) and (2, 5) and `shape` (2, 8) are joined along dim 1. If the first has this shape, it is

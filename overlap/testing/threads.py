@@ -104,11 +104,11 @@ class RankThread(Generic[T]):
         self.kernel: Kernel = kernel
         self.view: RankProcess = view
         self.cost_ns: int = 0
-        self._interrupting: Callable[[], None] | None = None
+        self._interrupt_handler: Callable[[], None] | None = None
         self._program, self._real_time, self._compute_ns = program, real_time, compute_ns
-        self._go, self._back = threading.Lock(), threading.Lock()
-        self._go.acquire()
-        self._back.acquire()
+        self._baton_of_thread, self._baton_of_loop = threading.Lock(), threading.Lock()
+        self._baton_of_thread.acquire()
+        self._baton_of_loop.acquire()
         self._nursery: trio.Nursery | None = None  # of the threads of this rank
         self._request: Callable[[], Any] | None = None  # function, sync or async, that the event loop is to call
         self._answer: tuple[Any, BaseException | None] = (None, None)  # its result, or its error
@@ -142,7 +142,7 @@ class RankThread(Generic[T]):
         failure: BaseException | None = None
         async with trio.open_nursery() as self._nursery:
             try:
-                await self._run_task()
+                await self._run_thread()
             except trio.Cancelled:
                 raise
             except BaseException as error:
@@ -161,16 +161,16 @@ class RankThread(Generic[T]):
         )  # fmt: skip
         thread.turn, thread._nursery = self.turn, self._nursery
         assert self._nursery is not None
-        self.call(partial(self._nursery.start_soon, thread._run_task))
+        self.call(partial(self._nursery.start_soon, thread._run_thread))
 
-    async def _run_task(self) -> None:
+    async def _run_thread(self) -> None:
         """Run this thread from the event loop, and raise the error of its program."""
         self._thread.start()
         try:
-            await self._serve()
+            await self._alternate_with_thread()
         except BaseException:
             with suppress(RealTimeError):  # the present error says more than that of the limit around all ranks
-                self._unwind()
+                self._end_thread()
             if self.is_stuck:
                 self.view.restore_process()  # in place of the thread, which may never do it
             raise
@@ -178,7 +178,7 @@ class RankThread(Generic[T]):
         if self._error is not None:
             raise self._error
 
-    async def _serve(self) -> None:
+    async def _alternate_with_thread(self) -> None:
         """Alternate with the thread until its program ends: let it run, then call the function that it requests."""
         while True:
             if self._real_time.exceeded:
@@ -208,22 +208,18 @@ class RankThread(Generic[T]):
         if cost_ns > 1:
             self.rank._context.record(("compute", "compute", "program", started_ns, self.kernel.now_ns, None))
 
-    def interrupt_with(self, function: Callable[[], None]) -> None:
+    def call_after_wait(self, function: Callable[[], None]) -> None:
         """Have the thread call a function when it goes on after its present wait, like the handler of a signal."""
-        self._interrupting = function
+        self._interrupt_handler = function
 
     def _give_baton(self) -> None:
-        """Let the thread run until it gives the baton back.
-
-        Raises:
-            RealTimeError: That takes longer than the limit of real time.
-        """
-        self._go.release()
+        """Let the thread run until it gives the baton back; raise RealTimeError after the limit of real time."""
+        self._baton_of_thread.release()
         limit_s = self._real_time.limit_s
-        if not _acquire_in_own_time(self._back, limit_s):
+        if not _acquire_within_limit(self._baton_of_loop, limit_s):
             self._real_time.exceeded = True
             line = self.line_now()
-            self._interrupt()
+            self._raise_in_thread()
             if self._refused is not None:
                 raise self._refused
             raise RealTimeError(
@@ -241,21 +237,21 @@ class RankThread(Generic[T]):
         """Return the line that the thread executes, as "file:line"."""
         return line_in_thread(self._thread.ident or 0)
 
-    def _unwind(self) -> None:
+    def _end_thread(self) -> None:
         """End the thread by `StopThread`: at its present wait; if it does not wait, at its next bytecode."""
         self._is_ending = True
         if not self._ended and self._thread.is_alive():
-            if not self._back.locked():  # the thread was interrupted while it ran
-                self._back.acquire(blocking=False)
+            if not self._baton_of_loop.locked():  # the thread was interrupted while it ran
+                self._baton_of_loop.acquire(blocking=False)
             self._answer = None, StopThread()
-            if self._go.locked():
-                self._go.release()
+            if self._baton_of_thread.locked():
+                self._baton_of_thread.release()
             self._thread.join(_END_S)
             if self._thread.is_alive():
-                self._interrupt()
+                self._raise_in_thread()
                 self._thread.join(_END_S)
 
-    def _interrupt(self) -> None:
+    def _raise_in_thread(self) -> None:
         """Raise `StopThread` in the thread, at its next bytecode."""
         self._is_ending = True
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
@@ -267,11 +263,11 @@ class RankThread(Generic[T]):
     def _thread_main(self) -> None:
         """Wait for the baton, then run the program, with the process set to the rank's state."""
         _HERE.rank = self
-        self._go.acquire()
+        self._baton_of_thread.acquire()
         try:
             if self._is_ending:
                 return
-            self.view.enter()
+            self.view.enter_rank()
             try:
                 self._result = self._program(self)
             finally:
@@ -282,7 +278,7 @@ class RankThread(Generic[T]):
             self._error = error
         finally:
             self._ended = True
-            self._back.release()
+            self._baton_of_loop.release()
 
     def call(self, function: Callable[[], C]) -> C:
         """Call a function in the event loop, at this rank's present instant, and return its result."""
@@ -300,7 +296,7 @@ class RankThread(Generic[T]):
         """
         if future.done and not self.cost_ns:
             return True
-        return bool(self._request_in_loop(partial(_wait_for_end, future, timeout_s)))
+        return bool(self._request_in_loop(partial(_wait_for_future, future, timeout_s)))
 
     def sleep(self, seconds: float) -> None:
         """Let virtual time pass, in which other ranks run."""
@@ -332,9 +328,7 @@ class RankThread(Generic[T]):
     def _request_in_loop(self, request: Callable[[], Any]) -> Any:
         """Have the event loop call a function, while others run, and return its result or raise its error.
 
-        Raises:
-            UntestableError: Another thread than that of the rank calls.
-            StopThread: The world has ended.
+        Raises UntestableError in another thread than that of the rank, and StopThread if the world has ended.
         """
         if threading.current_thread() is not self._thread:
             self._refused = UntestableError(
@@ -347,35 +341,35 @@ class RankThread(Generic[T]):
             raise StopThread
         self._request = request
         self.view.restore_process()
-        self._back.release()
-        self._go.acquire()
-        self.view.enter()
+        self._baton_of_loop.release()
+        self._baton_of_thread.acquire()
+        self.view.enter_rank()
         answer, error = self._answer
         if self._is_ending:
             raise StopThread
         if error is not None:
             raise error
-        interrupting, self._interrupting = self._interrupting, None
+        interrupting, self._interrupt_handler = self._interrupt_handler, None
         if interrupting is not None:
             interrupting()
         self.on_resume()
         return answer
 
 
-def _acquire_in_own_time(lock: threading.Lock, limit_s: float) -> bool:
+def _acquire_within_limit(lock: threading.Lock, limit_s: float) -> bool:
     """Acquire a lock, and return whether that took less than a limit of real time, less delays of this process."""
     # Reading the delays takes longer than most turns, so in the first tenth of the limit they are not read.
     began, left_s = None, 0.1 * limit_s
     while not lock.acquire(timeout=max(left_s, _LEAST_S)):
         began = began or Instant.now()
-        left_s = 0.9 * limit_s - Instant.now().since(began)
+        left_s = 0.9 * limit_s - Instant.now().own_seconds_since(began)
         if left_s <= 0:
             return False
     return True
 
 
 @contextmanager
-def owned_threads() -> Iterator[None]:
+def assigning_threads_to_ranks() -> Iterator[None]:
     """Assign threads that a rank's program starts, directly or indirectly, to the rank, during a `with` block."""
     original = threading.Thread.start
 
@@ -391,7 +385,7 @@ async def _go_on() -> None:
     """Return at once: the default of `RankThread.turn`, for ranks without turns."""
 
 
-async def _wait_for_end(future: Future[Any], timeout_s: float | None) -> bool:
+async def _wait_for_future(future: Future[Any], timeout_s: float | None) -> bool:
     """Wait for the end of a future, whatever its outcome; return False if it has not ended within the limit."""
     with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
         try:
@@ -404,13 +398,7 @@ async def _wait_for_end(future: Future[Any], timeout_s: float | None) -> bool:
 async def _wait_for_condition(
     condition: Callable[[], bool], changed: Callable[[], trio.Event], timeout_s: float
 ) -> bool:
-    """Wait until a condition holds, at most `timeout_s` of virtual time; return whether it holds.
-
-    Args:
-        condition: Whether it holds.
-        changed: Returns the event after which `condition` is called again.
-        timeout_s: The limit.
-    """
+    """Wait for a condition, which is asked again after each `changed` event; return whether it holds in time."""
     with trio.move_on_after(timeout_s):
         while not condition():
             await changed().wait()

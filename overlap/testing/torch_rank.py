@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..ranklist import listed
+from ..ranklist import format_rank_list
 from ..runtime.future import Future
 from ..torch import private
 from ..torch.process_group import ProcessGroup
@@ -63,7 +63,7 @@ class Pending:
         Raises:
             TimeoutError: The operation has not ended within `timeout`.
         """
-        self._wait(timeout)
+        self._wait_for_end(timeout)
         error = self.future.exception(0)
         if error is not None:
             # Keep the error for the verdict: C++ passes on only its text.
@@ -80,7 +80,7 @@ class Pending:
         """For a receive from any source, the rank that sent the message."""
         return self.future.src  # type: ignore[attr-defined]
 
-    def _wait(self, timeout_s: float | None) -> None:
+    def _wait_for_end(self, timeout_s: float | None) -> None:
         """Wait for the end of the operation, if the thread of its rank calls; return at once in other threads."""
         thread = self._rank.thread
         if RankThread.current() is not thread:
@@ -92,7 +92,7 @@ class Pending:
                 "has not called it, or pass a longer timeout"
             )
         if self._issue is not None:
-            self._rank.watch.operation_awaited(self._issue)
+            self._rank.watch.on_operation_awaited(self._issue)
             if self._issue.waited_ns is None:
                 self._issue.waited_ns = thread.kernel.now_ns
 
@@ -103,7 +103,7 @@ class NoPorts:
     def reissue(self, *call: object, waits: bool = False) -> None:
         """Return None: the call must be issued in full."""
 
-    def keep(self, key: object, operation: object) -> None:
+    def keep_for_reissue(self, key: object, operation: object) -> None:
         """Do nothing."""
 
 
@@ -176,9 +176,9 @@ class TorchRank:
         self.at_once: bool = False  # whether futures must be complete when made, as C++ waits without running Python
         self.site: str = ""  # in a further thread: the line that started it
         self._number = self._threads = 0  # number of this thread, and of the last one that was added
-        self.named: str = "gloo"  # the backend that the program has named
+        self.backend_name: str = "gloo"  # the backend that the program has named
         self.dropped_by: str = ""  # the code of torch that issues operations now, and waits for none of them
-        thread.on_resume = self.deliver
+        thread.on_resume = self.complete_ended_futures
         RANKS[thread] = self
 
     def add_thread(self, thread: RankThread[Any], site: str) -> TorchRank:
@@ -190,7 +190,7 @@ class TorchRank:
         """
         watch = Watch(thread, self.record, timed=False)
         other = TorchRank(thread, {}, self.record, self._injector, watch, self.models)
-        other.store, other.named, other._groups = self.store, self.named, self._groups
+        other.store, other.backend_name, other._groups = self.store, self.backend_name, self._groups
         self._threads += 1
         other.site, other._number = site, self._threads
         return other
@@ -206,13 +206,13 @@ class TorchRank:
         issue.thread, issue.dropped_by = self._number, self.dropped_by
         issue.randomness = randomness
         arrays = _array_memory(operation)
-        self.watch.operation_issued(issue, arrays)
-        self.models.operation_issued(issue, self.record.size, arrays)
+        self.watch.on_operation_issued(issue, arrays)
+        self.models.on_operation_issued(issue, self.record.size, arrays)
         return Pending(self, future, issue)
 
     # -- futures of torch, which C++ waits for -----------------------------------------------------------------------
 
-    def complete_later(self, handle: Any, start: torch.futures.Future[None]) -> None:
+    def complete_when_ended(self, handle: Any, start: torch.futures.Future[None]) -> None:
         """Have a future of torch completed, in this rank's thread, when an operation has ended.
 
         Args:
@@ -221,9 +221,9 @@ class TorchRank:
         """
         self._later.append((handle, start))
         with suppress(RuntimeError):  # no backward pass is under way
-            private.after_backward(self.wait_for_futures)
+            private.call_after_backward(self.wait_for_futures)
 
-    def deliver(self) -> None:
+    def complete_ended_futures(self) -> None:
         """Complete the futures of torch whose operations have ended, without waiting for others."""
         ended = [pair for pair in self._later if has_ended(pair[0])]
         self._later = [pair for pair in self._later if pair not in ended]
@@ -240,7 +240,7 @@ class TorchRank:
         while self._later:
             handle, _ = self._later[0]
             handle.exception()  # waits, and records an error, which C++ raises from the future
-            self.deliver()  # removes the operation from `_later`
+            self.complete_ended_futures()  # removes the operation from `_later`
         unwaited, self._unwaited = self._unwaited, []
         for handle in unwaited:
             handle.exception()  # records the error, and that the program has waited for the operation
@@ -253,7 +253,7 @@ class TorchRank:
         group = ThreadGroup(self, self.thread.rank.world)
         if ranks:
             same = self._groups[tuple(ranks)] = self._groups.get(tuple(ranks), 0) + 1
-            group = group.group(ranks, name=f"{listed(ranks)}{f', number {same}' if same > 1 else ''}")
+            group = group.group(ranks, name=f"{format_rank_list(ranks)}{f', number {same}' if same > 1 else ''}")
         return ProcessGroup(request.store, group, request.timeout)  # type: ignore[arg-type]
 
 

@@ -38,7 +38,7 @@ class SharedStore(dist.Store):  # type: ignore[misc]
     def set(self, key: str, value: Any) -> None:
         """Set a value, and notify the ranks that wait for it."""
         self._let_others_run()
-        self._put(key, _value_bytes(value))
+        self._set_value(key, _value_bytes(value))
 
     def get(self, key: str) -> bytes:
         """Wait for a value, and return it."""
@@ -50,7 +50,7 @@ class SharedStore(dist.Store):  # type: ignore[misc]
         # Adding 0 only reads the number, which a rank may repeat.
         self._let_others_run(None if amount else key)
         number = int(self._values.get(key, b"0")) + amount
-        self._put(key, str(number).encode())
+        self._set_value(key, str(number).encode())
         return number
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
@@ -67,7 +67,7 @@ class SharedStore(dist.Store):  # type: ignore[misc]
         expected, desired = _value_bytes(expected), _value_bytes(desired)
         self._let_others_run((key, expected, desired))
         if self._values.get(key, b"") == expected:
-            self._put(key, desired)
+            self._set_value(key, desired)
         return bytes(self._values.get(key, expected))
 
     def check(self, keys: list[str]) -> bool:
@@ -90,7 +90,7 @@ class SharedStore(dist.Store):  # type: ignore[misc]
     def append(self, key: str, value: Any) -> None:
         """Append to a value, which may be missing."""
         self._let_others_run()
-        self._put(key, self._values.get(key, b"") + _value_bytes(value))
+        self._set_value(key, self._values.get(key, b"") + _value_bytes(value))
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """Wait for several values, and return them."""
@@ -101,7 +101,7 @@ class SharedStore(dist.Store):  # type: ignore[misc]
         """Set several values."""
         self._let_others_run()
         for key, value in zip(keys, values, strict=True):
-            self._put(key, _value_bytes(value))
+            self._set_value(key, _value_bytes(value))
 
     def has_extended_api(self) -> bool:
         """Return True: `append`, `multi_get` and `multi_set` exist."""
@@ -142,7 +142,7 @@ class SharedStore(dist.Store):  # type: ignore[misc]
         def has_all() -> bool:
             return all(key in self._values for key in keys)
 
-        if not has_all() and (here is None or not here.wait_until(has_all, _change_event, limit_s)):
+        if not has_all() and (here is None or not here.wait_until(has_all, _next_change_event, limit_s)):
             missing = [key for key in keys if key not in self._values]
             raise dist.DistStoreError(
                 f"wait timeout after {limit_s:g} s, keys: {', '.join(missing)}; no rank has set these in time: "
@@ -150,10 +150,9 @@ class SharedStore(dist.Store):  # type: ignore[misc]
             )
 
     def _let_others_run(self, question: object = None) -> None:
-        """Let other ranks run before a request takes effect; a repeated question takes twice as long each time.
+        """Let other ranks run before a request; a repeated question takes twice as long each time.
 
-        Args:
-            question: Identifies a request that only reads, such as its keys; None for a request that changes a value.
+        None stands for a request that changes a value.
         """
         is_repeated = question is not None and question == self._last_question
         self._request_s = min(2 * self._request_s, _LONGEST_REQUEST_S) if is_repeated else _REQUEST_S
@@ -162,7 +161,7 @@ class SharedStore(dist.Store):  # type: ignore[misc]
         if here is not None:
             here.let_others_run(self._request_s, at_once=not is_repeated)
 
-    def _put(self, key: str, value: bytes) -> None:
+    def _set_value(self, key: str, value: bytes) -> None:
         """Set a value; if it differs from the present one, notify waiting ranks."""
         if self._values.get(key) != value:
             self._values[key] = value
@@ -216,7 +215,7 @@ class TCPStore(SharedStore):
             _notify_change()
         elif port not in _servers:
             limit_s = timeout.total_seconds()
-            if rank is None or not rank.wait_until(lambda: port in _servers, _change_event, limit_s):
+            if rank is None or not rank.wait_until(lambda: port in _servers, _next_change_event, limit_s):
                 raise dist.DistNetworkError(
                     f"The client socket has timed out after {limit_s:g} s while trying to connect to ({host_name}, "
                     f"{port}): no rank has started a TCPStore with is_master=True there"
@@ -229,14 +228,10 @@ class TCPStore(SharedStore):
             self._wait_for_clients(world_size)
 
     def _wait_for_clients(self, count: int) -> None:
-        """Wait until `count` stores, this one included, use the server.
-
-        Raises:
-            DistStoreError: They do not within the timeout.
-        """
+        """Wait until `count` stores, this one included, use the server; raise DistStoreError after the timeout."""
         rank, limit_s = RankThread.owner(), self._timeout.total_seconds()
         have_joined = rank is None or rank.wait_until(
-            lambda: int(self._values["init/"]) >= count, _change_event, limit_s
+            lambda: int(self._values["init/"]) >= count, _next_change_event, limit_s
         )
         if not have_joined:
             joined = self._values["init/"].decode()
@@ -281,7 +276,7 @@ def _value_bytes(value: Any) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
-def _change_event() -> trio.Event:
+def _next_change_event() -> trio.Event:
     """Return the event of the next change of any store."""
     if not _next_change:
         _next_change.append(trio.Event())
@@ -289,10 +284,9 @@ def _change_event() -> trio.Event:
 
 
 def _notify_change() -> None:
-    """Notify the ranks that wait for a change of a store.
+    """Notify the ranks that wait for a change of a store; only a rank's thread can, as it calls the event loop.
 
-    A thread that is not a rank's notifies nobody, as it cannot call the event loop. Waiting ranks then go on at the
-    next change by a rank, or at their time limit.
+    After a change by another thread, they go on at the next change by a rank, or at their time limit.
     """
     here = RankThread.current()
     if _next_change and here is not None:

@@ -46,17 +46,16 @@ class SaveFuture(Future[Any]):
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the end, and return the result, or raise the error of the function."""
-        return super().result(self._wait(timeout))
+        return super().result(self._wait_for_end(timeout))
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end, and return the error of the function, or None."""
-        return super().exception(self._wait(timeout))
+        return super().exception(self._wait_for_end(timeout))
 
-    def _wait(self, timeout_s: float | None) -> float | None:
-        """Wait for the end in virtual time, if a rank's thread calls.
+    def _wait_for_end(self, timeout_s: float | None) -> float | None:
+        """Wait in virtual time, if a rank's thread calls; return the seconds to wait in real time.
 
-        Returns:
-            Seconds that the caller may still wait in real time: 0 for a rank's thread, else `timeout_s`.
+        These are 0 for a rank's thread, otherwise `timeout_s` (None: without a limit).
         """
         thread = RankThread.current()
         if thread is None:
@@ -66,7 +65,7 @@ class SaveFuture(Future[Any]):
         return 0.0
 
 
-def submit(
+def submit_to_rank(
     thread: RankThread[Any],
     original: Callable[..., Future[Any]],
     pool: ThreadPoolExecutor,
@@ -99,23 +98,15 @@ def submit(
         )
     future = SaveFuture()
     thread.start_thread(
-        partial(_run_in_thread, RANKS[thread], frame_line(users_frame()), future, partial(function, *args, **options))
+        partial(_run_save, RANKS[thread], frame_line(users_frame()), future, partial(function, *args, **options))
     )
     return future
 
 
-def _run_in_thread(
+def _run_save(
     torch_rank: TorchRank, site: str, future: SaveFuture, function: Callable[[], Any], thread: RankThread[Any]
 ) -> None:
-    """Run a function in a second thread of a rank, and settle its future there.
-
-    Args:
-        torch_rank: The `TorchRank` of the rank's first thread.
-        site: Line that saves the checkpoint, as "file:line".
-        future: Receives the result or the error.
-        function: The function.
-        thread: The second thread, in which this is called.
-    """
+    """Run a function in a second thread of a rank, and settle its future; `site` is the line that saves."""
     torch_rank.add_thread(thread, site)
     for group, name in c10d._world.pg_names.items():
         _distributed_c10d._register_process_group(name, group)  # C++ keeps names by thread

@@ -44,7 +44,7 @@ class Turns:
         self._queue: list[tuple[float, int]] = []  # heap of (-priority, rank) of ranks with queued steps
         self._step = 0  # number of steps so far
 
-    def hold(self, rank: int, go: Callable[[], None]) -> None:
+    def queue(self, rank: int, go: Callable[[], None]) -> None:
         """Queue a step of a rank.
 
         Args:
@@ -54,22 +54,22 @@ class Turns:
         if rank not in self._waiting:
             self._waiting[rank] = deque()
             # A heap has the smallest item first: so the priority is negated.
-            heappush(self._queue, (-self._priority(rank), rank))
+            heappush(self._queue, (-self._rank_priority(rank), rank))
         self._waiting[rank].append(go)
 
     async def wait_for_turn(self, rank: int) -> None:
         """Wait until it is the turn of a rank."""
         its_turn = trio.Event()
-        self.hold(rank, its_turn.set)
+        self.queue(rank, its_turn.set)
         await its_turn.wait()
 
-    def release(self) -> bool:
+    def run_next_step(self) -> bool:
         """Run the oldest queued step of the rank with the highest priority; return False if no step is queued."""
         if not self._waiting:
             return False
         self._step += 1
         if self._step in self._lowered:
-            self._lower_first_rank(self._lowered[self._step])
+            self._lower_first_priority(self._lowered[self._step])
         _, rank = self._queue[0]
         steps = self._waiting[rank]
         go = steps.popleft()
@@ -79,13 +79,13 @@ class Turns:
         go()
         return True
 
-    def _lower_first_rank(self, priority: float) -> None:
+    def _lower_first_priority(self, priority: float) -> None:
         """Give the waiting rank with the highest priority a new priority, below all others."""
         _, rank = self._queue[0]
         self._priorities[rank] = priority
         heapreplace(self._queue, (-priority, rank))
 
-    def _priority(self, rank: int) -> float:
+    def _rank_priority(self, rank: int) -> float:
         """Return the priority of a rank. At first it is a random number from 0 to 1; lowered ones are negative."""
         if rank not in self._priorities:
             self._priorities[rank] = Random(f"priority {self._seed}, rank {rank}").random()

@@ -119,11 +119,11 @@ class RankProcess:
         self._cwd = cwd
         # For each of `more`, the function that restores this rank's state; None: the rank has not run yet.
         self._restoring: list[Callable[[], None]] | None = None
-        self._restore_outside: Callable[[], None] | None = None  # undoes `enter`; None outside of the rank
+        self._restore_outside: Callable[[], None] | None = None  # undoes `enter_rank`; None outside of the rank
 
-    def enter(self) -> None:
+    def enter_rank(self) -> None:
         """Set the process to the state of this rank, until `restore_process`."""
-        before, has_own_folder = _Process(), _has_own_folder()
+        before, has_own_folder = _Process(), _separate_working_folder()
         hidden = {name: sys.modules.get(name) for name in self._own_modules}
         states = [exchange() for exchange in self._exchanges]
         modules = set(sys.modules)
@@ -138,11 +138,11 @@ class RankProcess:
             restore()
 
         def restore_outside() -> None:
-            """Save the state of this rank, and set the process to its state before `enter`."""
+            """Save the state of this rank, and set the process to its state before `enter_rank`."""
             self._argv, self._cwd = sys.argv, os.getcwd()
             self._python_random, self._numpy_random = random.getstate(), np.random.get_state()
             self._restoring = [exchange() for exchange in self._exchanges]
-            self._claim_modules(modules)
+            self._keep_own_modules(modules)
             for name in self._own_modules:
                 module = hidden.get(name)
                 if module is None:
@@ -156,22 +156,22 @@ class RankProcess:
         self._restore_outside = restore_outside
 
     def restore_process(self) -> None:
-        """Save the state of this rank, and undo `enter`; do nothing if `enter` was not called."""
+        """Save the state of this rank, and undo `enter_rank`; do nothing if `enter_rank` was not called."""
         if self._restore_outside is not None:
             restore, self._restore_outside = self._restore_outside, None
             restore()
 
-    def _claim_modules(self, loaded_before: set[str]) -> None:
-        """Add modules that the rank has loaded from the program's folder, since `enter`, to its own modules."""
+    def _keep_own_modules(self, loaded_before: set[str]) -> None:
+        """Add modules that the rank has loaded from the program's folder, since `enter_rank`, to its own modules."""
         if self._folder is None or len(sys.modules) == len(loaded_before):
             return
         for name in set(sys.modules) - loaded_before:
             file = getattr(sys.modules[name], "__file__", None)
-            if file is not None and _is_own(os.path.abspath(file), self._folder):
+            if file is not None and _is_program_module(os.path.abspath(file), self._folder):
                 self._own_modules[name] = sys.modules[name]
 
 
-def _is_own(file: str, folder: str) -> bool:
+def _is_program_module(file: str, folder: str) -> bool:
     """Whether the module in a file is part of the program: below its folder, and not an installed one."""
     if not file.startswith(folder):
         return False
@@ -205,7 +205,7 @@ class _Process:
             os.chdir(self.cwd)
 
 
-def _has_own_folder() -> bool:
+def _separate_working_folder() -> bool:
     """Give this thread, and threads that it starts, a working directory of their own; return whether that was possible.
 
     Threads that a program starts, such as those that write a checkpoint, run at any time, also while another rank has
@@ -237,7 +237,7 @@ def _rank_environment(rank: int, world_size: int) -> Any:
 
 
 @contextmanager
-def process_restored() -> Iterator[None]:
+def restoring_process() -> Iterator[None]:
     """Restore the process after a `with` block.
 
     That is: environment, working directory, search path, random numbers, warnings, exception hook, signal handlers.

@@ -50,7 +50,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         self._thread, self._record, self._timed = thread, record, timed
         self.rank: int = thread.rank.rank
         self.inside: int = 0
-        self._flying: dict[int, tuple[Issue, ArrayMemory]] = {}  # operations under way, by address of their arrays
+        self._in_flight: dict[int, tuple[Issue, ArrayMemory]] = {}  # operations under way, by address of their arrays
         self._touched: set[str] = set()  # lines of operations for which a use in flight was recorded
         self._live_bytes = 0  # bytes of the tensors that the rank holds
         self._seen: set[int] = set()  # storages that are counted in these bytes
@@ -67,24 +67,20 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
 
     # -- operations under way ----------------------------------------------------------------------------------------
 
-    def operation_issued(self, issue: Issue, arrays: list[ArrayMemory]) -> None:
+    def on_operation_issued(self, issue: Issue, arrays: list[ArrayMemory]) -> None:
         """Add the memory of an operation to the memory in flight, until the program has waited for it."""
-        self._flying.update((array.address, (issue, array)) for array in arrays)
+        self._in_flight.update((array.address, (issue, array)) for array in arrays)
 
-    def operation_awaited(self, issue: Issue) -> None:
+    def on_operation_awaited(self, issue: Issue) -> None:
         """Remove the memory of an operation that the program has waited for from the memory in flight."""
-        if self._flying:
-            self._flying = {address: flying for address, flying in self._flying.items() if flying[0] is not issue}
+        if self._in_flight:
+            self._in_flight = {address: flying for address, flying in self._in_flight.items() if flying[0] is not issue}
 
     # -- functions ---------------------------------------------------------------------------------------------------
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, for a private hook of torch.
-
-        With True, torch would wrap the methods of this mode so that dynamo skips them, and import the compiler for
-        that, which is slow. `exclude_from_compiler` keeps dynamo away instead.
-        """
+        """Return False: with True, torch would import its compiler to wrap the methods of this mode, which is slow."""
         return False
 
     @classmethod
@@ -100,11 +96,11 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         if func is torch.ops.aten.lift_fresh.default:  # called by torch.tensor(...) with the new tensor
             self._count_memory(args[0])
-        if self.roles is not None and not self.inside and self.roles.is_first_forward(func, nested_tensors(args)):
+        if self.roles is not None and not self.inside and self.roles.record_first_forward(func, nested_tensors(args)):
             self.roles = None
         if self.inside or func.is_view or func.namespace not in ("aten", "prims"):
             return func(*args, **kwargs)
-        if self._flying:
+        if self._in_flight:
             self._record_conflicts(func, args, kwargs)
         out = func(*args, **kwargs)
         tensors = [
@@ -119,13 +115,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         return out
 
     def _record_conflicts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Record arguments of a function that conflict with operations under way, see `_record_tensor_conflicts`.
-
-        Args:
-            func: The function.
-            args: Positional arguments of the call.
-            kwargs: Keyword arguments of the call.
-        """
+        """Record arguments of a function that conflict with operations under way, see `_record_tensor_conflicts`."""
         aliases = (argument.alias_info for argument in func._schema.arguments)
         are_written = (alias is not None and alias.is_write for alias in aliases)
         values = [*zip(args, are_written, strict=False), *((value, name == "out") for name, value in kwargs.items())]
@@ -137,16 +127,11 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         """Record a `Touch` if a tensor shares memory with an operation under way, and one of the two writes it.
 
         For each line that issues operations, only the first such use is recorded.
-
-        Args:
-            tensor: An argument of a function.
-            is_written: Whether the function writes the tensor.
-            func: The function.
         """
         if not _has_memory(tensor) or not tensor.numel():
             return
         start = tensor.data_ptr()
-        for address, (issue, array) in self._flying.items():
+        for address, (issue, array) in self._in_flight.items():
             shared = start <= address < start + tensor.nbytes or address <= start < address + array.nbytes
             if shared and (array.is_written or is_written) and issue.call.site not in self._touched:
                 self._touched.add(issue.call.site)
@@ -165,25 +150,17 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
             key, nbytes = storage._cdata, storage.nbytes()
             if key not in self._seen:
                 self._seen.add(key)
-                self._drop_reused(storage.data_ptr(), nbytes)
+                self._drop_reused_memory(storage.data_ptr(), nbytes)
                 self._live_bytes += nbytes
                 peak = self._record.peak_bytes
                 peak[self.rank] = max(peak.get(self.rank, 0), self._live_bytes)
                 weakref.finalize(storage, self._release_memory, key, nbytes)
 
-    def _drop_reused(self, start: int, nbytes: int) -> None:
-        """Remove operations from those in flight if a new tensor has their memory.
-
-        Their memory was freed, so they have ended, although the program has not waited for them. Otherwise uses of the
-        new tensor would be reported.
-
-        Args:
-            start: Address of the new tensor's memory.
-            nbytes: Length of the memory.
-        """
-        if self._flying:
-            self._flying = {
-                address: flying for address, flying in self._flying.items() if not start <= address < start + nbytes
+    def _drop_reused_memory(self, start: int, nbytes: int) -> None:
+        """Remove operations whose freed memory a new tensor has: they have ended, and its uses are no conflicts."""
+        if self._in_flight:
+            self._in_flight = {
+                address: flying for address, flying in self._in_flight.items() if not start <= address < start + nbytes
             }
 
     def _release_memory(self, key: int, nbytes: int) -> None:
@@ -217,8 +194,8 @@ class ModelWatch:
         # Memory, as (start, end), that all ranks have added up since the last update.
         self._summed: list[tuple[int, int]] = []
         self._sums = False  # whether all gradients of all updates so far were in such memory
-        self.wrapped: bool = False  # whether DistributedDataParallel keeps the weights of ranks equal
-        self.roles: RoleWatch = RoleWatch(rank, record, self.labelled)
+        self.is_wrapped: bool = False  # whether DistributedDataParallel keeps the weights of ranks equal
+        self.roles: RoleWatch = RoleWatch(rank, record, self.labelled_parameters)
         self.batches: Batches | None = None  # recorder of updates, if runs are compared
         self.known: dict[int, torch.Tensor] = {}  # parameters of all optimizers, by id, if runs are compared
         self.issued: int = 0  # number of operations that the rank has issued
@@ -226,10 +203,10 @@ class ModelWatch:
     @property
     def expects_same_weights(self) -> bool:
         """Whether ranks should have the same weights: by DistributedDataParallel, or as they add up all gradients."""
-        return self.wrapped or self._sums
+        return self.is_wrapped or self._sums
 
-    def operation_issued(self, issue: Issue, size: int, arrays: list[ArrayMemory]) -> None:
-        """Count an operation; if it adds up over all ranks, keep the memory of its result for `before_update`.
+    def on_operation_issued(self, issue: Issue, size: int, arrays: list[ArrayMemory]) -> None:
+        """Count an operation; if it adds up over all ranks, keep the memory of its result for `on_update_begin`.
 
         Args:
             issue: The operation.
@@ -237,7 +214,7 @@ class ModelWatch:
             arrays: Memory of the operation's arrays.
         """
         self.issued += 1
-        self.roles.operation_issued(issue)
+        self.roles.on_operation_issued(issue)
         if issue.call.op == "all_reduce" and len(issue.call.members) == size:
             self._summed += [(array.address, array.address + array.nbytes) for array in arrays if array.is_written]
 
@@ -246,7 +223,7 @@ class ModelWatch:
         if not isinstance(module, _WRAPPERS):
             self._modules[id(module)] = module
 
-    def before_update(self, optimizer: Any) -> None:
+    def on_update_begin(self, optimizer: Any) -> None:
         """Look at the gradients of an update that begins; before the first update, record the weights."""
         if self._updating is not None and self._updating is not optimizer:
             return  # an optimizer inside another one, such as that of ZeroRedundancyOptimizer: the outer one counts
@@ -266,9 +243,9 @@ class ModelWatch:
             if p.requires_grad and p.grad is None and p.numel()  # with FSDP1, a rank may have an empty part
         )  # fmt: skip
         if self.batches is not None:
-            self.batches.before_update(optimizer, self.issued)
+            self.batches.record_gradients(optimizer, self.issued)
 
-    def after_update(self, optimizer: Any) -> None:
+    def on_update_end(self, optimizer: Any) -> None:
         """Record the weights after an update."""
         if self._updating is not optimizer:
             return
@@ -277,7 +254,7 @@ class ModelWatch:
         self.roles.over = self.batches is None or self.batches.over
         self._record_weights(self._lacking, optimizer)
 
-    def restart_updates(self) -> None:
+    def restart_update_count(self) -> None:
         """Restart the count of updates, after a `Join` context in which ranks made different numbers of updates."""
         self._joins += 1
         self._updates = 0
@@ -313,10 +290,10 @@ class ModelWatch:
         return names
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return this rank's shard of each parameter, by the names of `labelled`."""
-        return {name: local_tensor(parameter).detach() for name, parameter in self.labelled().items()}
+        """Return this rank's shard of each parameter, by the names of `labelled_parameters`."""
+        return {name: local_tensor(parameter).detach() for name, parameter in self.labelled_parameters().items()}
 
-    def labelled(self) -> dict[str, torch.Tensor]:
+    def labelled_parameters(self) -> dict[str, torch.Tensor]:
         """Return the optimised parameters by name; without an optimizer, all parameters.
 
         The name of a shard ends with its position, " [part 0]". If two models have a parameter "weight", the second one
@@ -324,7 +301,7 @@ class ModelWatch:
         """
         return self._label_parameters(self._optimized or self._parameters(), shard_label)
 
-    def bare_names(self) -> dict[str, torch.Tensor]:
+    def unlabelled_parameters(self) -> dict[str, torch.Tensor]:
         """Return all parameters by name; names have no position of a shard."""
         return self._label_parameters({**self._parameters(), **self.known}, lambda value, rank: "")
 
@@ -335,12 +312,7 @@ class ModelWatch:
     def _label_parameters(
         self, chosen: dict[int, torch.Tensor], label_part: Callable[[torch.Tensor, int], str]
     ) -> dict[str, torch.Tensor]:
-        """Return parameters by name; a second one with the same name gets " of model 2", and so on.
-
-        Args:
-            chosen: Parameters by id.
-            label_part: Returns the text on a rank's shard of a parameter, "" for a whole one; see `shard_label`.
-        """
+        """Return parameters by name and text of `label_part`; a second equal name gets " of model 2", and so on."""
         names = self.parameter_names()
         labelled: dict[str, torch.Tensor] = {}
         for number, (key, value) in enumerate(chosen.items()):

@@ -24,7 +24,7 @@ from ..simulation.injector import FaultInjector
 from ..simulation.kernel import Kernel
 from ..simulation.simulated_backend import SimulatedBackend, Virtual
 from ..timeline.spans import Timeline
-from ..waits.ends import CallRecord, form_of
+from ..waits.ends import CallRecord, parse_call_form
 from .faults import Fault, FaultPlan
 from .record import Issue, Record
 
@@ -60,7 +60,7 @@ class RecordingInjector(FaultInjector):
 
     def __init__(self, plan: FaultPlan, kernel: Kernel, record: Record) -> None:
         super().__init__(plan, kernel)
-        plan.on_stop, self.record = self._stop_for_ever, record
+        plan.on_stop, self.record = self._stop_rank, record
         self.unfinished: dict[int, tuple[Issue, CollectiveFuture[Any]]] = {}
         self.released: dict[int, int] = {}
         self._counts: dict[int, int] = {}  # index of the last operation, by rank
@@ -68,7 +68,7 @@ class RecordingInjector(FaultInjector):
         self._identities: dict[int, tuple[object, str]] = {}
         self._opened: Counter[str] = Counter()  # how often each lane was opened; idle lanes are closed
 
-    def issued(self, place: Place, operation: Any) -> None:
+    def on_issued(self, place: Place, operation: Any) -> None:
         """Record an operation when a rank issues it, and its outcome when it ends.
 
         A receive from any source is issued again once its sender is known; its record then gets the sender.
@@ -83,14 +83,14 @@ class RecordingInjector(FaultInjector):
             issue.seq = operation.seq
             return
         index = self._counts[rank] = self._counts.get(rank, -1) + 1
-        call = _describe_call(operation, key or f"any source, {rank}, {index}")
+        call = _make_call_record(operation, key or f"any source, {rank}, {index}")
         issue = Issue(
             rank=rank, index=index, call=call, seq=operation.seq, issued_ns=operation.context.now_ns(),
             lost=rank in self.record.stopped, ahead=_is_issued_by_strategy(),
         )  # fmt: skip
         self.record.issues.append(issue)
         self.unfinished[id(operation)] = issue, operation
-        _describe_arrays(issue, operation)
+        _record_arrays(issue, operation)
 
         def record_end() -> None:
             """Record end, failure and wait of the operation; a cancelled receive is removed from the record."""
@@ -100,7 +100,7 @@ class RecordingInjector(FaultInjector):
                 return
             issue.ended_ns = operation.context.now_ns()
             issue.failed = operation._failure is not None
-            _describe_arrays(issue, operation)
+            _record_arrays(issue, operation)
             issue.awaited = operation.awaited_ns is not None
             if issue.awaited:
                 issue.waited_ns = issue.ended_ns
@@ -125,16 +125,18 @@ class RecordingInjector(FaultInjector):
         plan = self.fates
         if self.waits_for_none(operation):
             now_ns = operation.context.now_ns()
-            operation.finish(now_ns, operation.describe(operation.call, now_ns))
+            operation.finish(now_ns, operation.describe_meeting(operation.call, now_ns))
         elif plan.turns is not None:
-            operation.lock()
-            plan.turns.hold(operation.context.rank, self.delay(operation, partial(super().arrive, place, operation)))
+            operation.lock_arrays()
+            plan.turns.queue(
+                operation.context.rank, self.delay_arrival(operation, partial(super().arrive, place, operation))
+            )
         elif operation.context.rank in plan.dead or plan.apply_faults(operation):
             super().arrive(place, operation)
 
-    def _stop_for_ever(self, operation: Operation) -> None:
+    def _stop_rank(self, operation: Operation) -> None:
         """Stop a rank for ever at an operation, without a notice to other ranks."""
-        operation.lock()
+        operation.lock_arrays()
         rank, first = operation.context.rank, self.unfinished[id(operation)][0]
         for issue, _ in self.unfinished.values():
             # Also operations that the rank has issued ahead of this one.
@@ -143,13 +145,13 @@ class RecordingInjector(FaultInjector):
         self.record.left[rank] = "was stopped by a fault"
         self.stop(rank)
 
-    def drop_withdrawn(self) -> None:
+    def drop_withdrawn_receives(self) -> None:
         """Remove receives whose await was cancelled from the record: nobody waits for their messages."""
         for issue, operation in self.unfinished.values():
             if operation.state is PARKED:
                 self.record.issues.remove(issue)
 
-    def record_unfinished(self, rank: int, *, sends: bool) -> None:
+    def record_unfinished_operations(self, rank: int, *, sends: bool) -> None:
         """Record, as leaks, operations in flight at the end of a rank's program for which it never waited.
 
         Args:
@@ -180,7 +182,7 @@ class RecordingInjector(FaultInjector):
 
 def _is_issued_by_strategy() -> bool:
     """Whether a strategy of `overlap.parallel` issues the present operation, by the frames of overlap on the stack."""
-    # Frame 2 is the caller of `RecordingInjector.issued`.
+    # Frame 2 is the caller of `RecordingInjector.on_issued`.
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and (module := frame.f_globals.get("__name__", "")).startswith("overlap."):
         if module.startswith("overlap.parallel."):
@@ -189,13 +191,8 @@ def _is_issued_by_strategy() -> bool:
     return False
 
 
-def _describe_call(operation: Any, key: str) -> CallRecord:
-    """Return the facts of an operation that is being issued, without those of its arrays, which may not exist yet.
-
-    Args:
-        operation: The operation or message.
-        key: Name of its communicator or lane, the same on all ranks.
-    """
+def _make_call_record(operation: Any, key: str) -> CallRecord:
+    """Return the facts of a new operation, without its arrays, which may not exist yet; `key` is that of all ranks."""
     is_message = isinstance(operation, Message)
     direction = "recv" if is_message and operation.receives else "send"
     return CallRecord(
@@ -206,15 +203,15 @@ def _describe_call(operation: Any, key: str) -> CallRecord:
         group=operation.group.name,
         members=operation.members,
         tag=operation.tag if is_message else 0,
-        any_source=is_message and operation.asked is None,
+        any_source=is_message and operation.given_peer is None,
     )
 
 
-def _describe_arrays(issue: Issue, operation: CollectiveFuture[Any]) -> None:
+def _record_arrays(issue: Issue, operation: CollectiveFuture[Any]) -> None:
     """Add arguments and bytes to the record of an operation, if its input exists already."""
     call = getattr(operation, "call", None)
     if call is not None:
-        issue.call = structs.replace(issue.call, form=form_of(str(call)), nbytes=call.nbytes)
+        issue.call = structs.replace(issue.call, form=parse_call_form(str(call)), nbytes=call.nbytes)
 
 
 _UNKNOWN_S = 1e-4
@@ -240,7 +237,7 @@ class TestedBackend(SimulatedBackend):
         self.plan, self.record = plan, record
         self._starts.costs = replace(self._starts.costs, unknown_s=_UNKNOWN_S)
         if plan.turns is not None:
-            self.kernel.on_idle = plan.turns.release
+            self.kernel.on_idle = plan.turns.run_next_step
         self.injector = self._injector = self._starts.injector = RecordingInjector(plan, self.kernel, record)
 
 
@@ -256,11 +253,11 @@ class WorldResult:
     unused: str = ""  # Why a planned fault has not happened, if the world ended without an error; "": all have
 
 
-def simulate(
+def simulate_world(
     clock: TestedBackend,
     cluster: topology.Cluster,
     timeout_s: float | None,
-    wrap: Callable[[TestedBackend, World], Callable[..., Awaitable[Any]]],
+    make_main: Callable[[TestedBackend, World], Callable[..., Awaitable[Any]]],
 ) -> WorldResult:
     """Run a world of ranks in virtual time. An error that ends it is not raised: it is in the result.
 
@@ -268,36 +265,36 @@ def simulate(
         clock: Backend of the world.
         cluster: The cluster on which the ranks run.
         timeout_s: Limit of virtual time; None: without limit.
-        wrap: Makes the async function that runs each rank, from the backend and the world.
+        make_main: Makes the async function that runs each rank, from the backend and the world.
     """
     record, plan, size = clock.record, clock.plan, clock.record.size
     result = WorldResult(record=record, faults=plan.happened)
 
-    async def live() -> list[Any]:
+    async def live_world() -> list[Any]:
         """Run the world, and record at its end which unfinished operations were awaited."""
         world = clock.world(size, cluster, algorithm=None)
         injector = clock.injector
 
-        def stall() -> None:
+        def end_stalled_world() -> None:
             # withdrawn: receives whose await was cancelled; now, before the end cancels the awaits of all others
-            injector.drop_withdrawn()
+            injector.drop_withdrawn_receives()
             world.end_deadlocked()
 
-        clock.kernel.on_stall = stall
+        clock.kernel.on_stall = end_stalled_world
         try:
-            results = await world.live(wrap(clock, world), (), timeout_s)
-            injector.drop_withdrawn()
+            results = await world.run_to_end(make_main(clock, world), (), timeout_s)
+            injector.drop_withdrawn_receives()
             return results
         finally:
             result.timeline = world.timeline
             for issue, operation in injector.unfinished.values():
                 issue.awaited = operation.awaited_ns is not None
-                _describe_arrays(issue, operation)
+                _record_arrays(issue, operation)
 
     try:
-        with plan.ordering_tasks():
-            result.results = clock.kernel.run(live)
-        result.unused = plan.explain_unused(size)
+        with plan.order_tasks():
+            result.results = clock.kernel.run(live_world)
+        result.unused = plan.explain_unused_fault(size)
     except Exception as error:
         result.error = error
     return result

@@ -51,7 +51,7 @@ _KIND_ORDER = np.array([sorted(KINDS).index(kind) for kind in KINDS], np.int32)
 T = TypeVar("T")
 
 
-class Table(dict[T, int]):
+class IndexTable(dict[T, int]):
     """Dict that numbers items: looking up a new item adds it with the next number, from 0."""
 
     def __missing__(self, item: T) -> int:
@@ -94,7 +94,7 @@ class SpanColumns:
         return self.op >= 0
 
     @property
-    def operation_kind(self) -> Int64s:
+    def operation_key(self) -> Int64s:
         """One number for the (group, lane, operator) of each span.
 
         Two spans are of one operation, on two ranks, if this number and `seq` are equal.
@@ -142,7 +142,7 @@ class SpanColumns:
     @classmethod
     def concatenate(cls, parts: Iterable[SpanColumns]) -> SpanColumns:
         """Join the spans of several parts, in their order. The new tables have only texts and groups in use."""
-        texts, groups = Table[str](), Table[SpanGroup]()
+        texts, groups = IndexTable[str](), IndexTable[SpanGroup]()
         # Looking up a new item adds it: index 0 becomes "" and `NO_GROUP`.
         texts[""], groups[NO_GROUP]
         joined_parts = [cls.from_named({"rank": np.zeros(0, np.int64)}, (), ())]
@@ -182,11 +182,11 @@ class SpanColumns:
         tied = same[1:] | same[:-1]
         if tied.any():  # few spans begin at one instant, and one key sorts faster than seven
             among = by_start[tied]
-            keys = self.take(among)._order_keys()
+            keys = self.take(among)._timeline_sort_keys()
             by_start[tied] = among[np.lexsort(keys[::-1])]
         return by_start
 
-    def _order_keys(self) -> list[Int64s | Int32s]:
+    def _timeline_sort_keys(self) -> list[Int64s | Int32s]:
         """Return the sort keys of spans, the most significant first. Texts are sorted by alphabet, not by index."""
         alphabetical = sorted(range(len(self.texts)), key=self.texts.__getitem__)
         # Alphabetical position of each text; the last element is for index -1, no text, which comes first.
@@ -196,7 +196,7 @@ class SpanColumns:
         kind, lane, name = _KIND_ORDER[self.kind], place[self.lane], place[self.name]
         return [self.start_ns, self.rank, kind, lane, self.end_ns, name, seq]
 
-    def near(self, window: Interval) -> Mask:
+    def spans_near(self, window: Interval) -> Mask:
         """Return a mask of the spans that are needed to measure a window.
 
         These are the spans that touch the window, and on all ranks the spans of the operations that touch it. All spans
@@ -249,7 +249,7 @@ def run_lengths(firsts: Rows, count: int) -> Rows:
     return np.diff(np.append(firsts, count))
 
 
-def sum_by(index: Rows | NDArray[np.int8], numbers: Int64s, size: int) -> Int64s:
+def sum_by_index(index: Rows | NDArray[np.int8], numbers: Int64s, size: int) -> Int64s:
     """Add up numbers by index, exactly: index [0, 2, 0], numbers [3, 4, 5] and size 3 give [8, 0, 4]."""
     sums = np.zeros(size, np.int64)
     np.add.at(sums, index, numbers)

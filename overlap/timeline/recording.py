@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from .columnar import INT32_COLUMNS, INT64_COLUMNS, KINDS, NO_GROUP, NONE, ROLES, SpanColumns, SpanGroup, Table
+from .columnar import INT32_COLUMNS, INT64_COLUMNS, KINDS, NO_GROUP, NONE, ROLES, IndexTable, SpanColumns, SpanGroup
 from .span import Kind, RoleName, Span
 
 RawGroup: TypeAlias = str | tuple[str, tuple[int, ...]] | tuple[str, tuple[int, ...], int]
@@ -151,13 +151,7 @@ def _make_counting_append(ring: deque[RawSpan], appended: count[int]) -> Callabl
 
 
 def _make_filtering_append(ring: deque[RawSpan], appended: count[int], steps: KeptSteps) -> Callable[[RawSpan], None]:
-    """Return `Recorder.append` for recording some steps: it ignores spans of other steps, and drops older steps.
-
-    Args:
-        ring: The ring of spans.
-        appended: Count of stored spans.
-        steps: The steps to record.
-    """
+    """Return `Recorder.append` for recording some steps: it ignores spans of other steps, and drops older steps."""
     push, every, last = ring.append, steps.every, steps.last
     order = count()  # spans stored here; `appended` also counts how often it was read
     ends: deque[int] = deque()  # for each of the last steps: the number of spans stored when it ended
@@ -197,11 +191,11 @@ def columns_from_spans(spans: Sequence[Span]) -> SpanColumns:
     Raises:
         OverflowError: A number has more than 64 bits.
     """
-    raws = [_raw_span(span) for span in spans]
+    raws = [_to_raw_span(span) for span in spans]
     return replace(columns_from_raw(0, raws), rank=np.array([span.rank for span in spans], np.int64))
 
 
-def _raw_span(span: Span) -> RawSpan:
+def _to_raw_span(span: Span) -> RawSpan:
     """Return a span in the form in which a recorder stores it."""
     info: RawCollective | RawCompute | int | None = span.step
     if (of := span.info) is not None:
@@ -220,7 +214,7 @@ class _RowEncoder:
     """
 
     def __init__(self) -> None:
-        self.texts, self.groups = Table[str](), Table[SpanGroup]()
+        self.texts, self.groups = IndexTable[str](), IndexTable[SpanGroup]()
         self._empty_text, self._no_group = self.texts[""], self.groups[NO_GROUP]
         # By (id of the code object, instruction): a program has few call sites, and finding a line is slow.
         self._call_site_numbers: dict[tuple[int, int], int] = {}
@@ -261,7 +255,7 @@ class _RowEncoder:
             return self.texts[code]
         key = id(code), instruction  # an id stays valid, as the raw spans refer to the code objects
         if key not in self._call_site_numbers:
-            self._call_site_numbers[key] = self.texts[call_site(code, instruction)]
+            self._call_site_numbers[key] = self.texts[format_call_site(code, instruction)]
         return self._call_site_numbers[key]
 
     def _dtype_number(self, dtype: object) -> int:
@@ -283,7 +277,7 @@ _PROGRAM = _ROLE_NUMBERS["program"]
 _KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
 
-def call_site(code: CodeType, instruction: int) -> str:
+def format_call_site(code: CodeType, instruction: int) -> str:
     """Return "file:line" of an instruction (`frame.f_lasti`) of a code object.
 
     A path inside the working directory is shortened to the part relative to it, any other absolute path to the file's

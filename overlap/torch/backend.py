@@ -47,20 +47,18 @@ def register() -> None:
     # `is_backend_available` would load the entry point, which is this function.
     if "overlap" not in dist.Backend.backend_list:
         dist.Backend.register_backend("overlap", _create_group, extended_api=True, devices=["cpu"])
-        private.replace_in_c10d("monitored_barrier", partial(_prefer_ours, ProcessGroup.monitored_barrier))
-        private.replace_in_c10d("_set_pg_timeout", partial(_prefer_ours, ProcessGroup.set_timeout))
+        private.replace_in_c10d("monitored_barrier", partial(_call_group_or_original, ProcessGroup.monitored_barrier))
+        private.replace_in_c10d("_set_pg_timeout", partial(_call_group_or_original, ProcessGroup.set_timeout))
         private.keep_works_of_forwards()
     register_scheme()
 
 
-def _prefer_ours(method: Callable[..., None], original: Callable[..., None], *args: Any, **keywords: Any) -> None:
-    """Call a method of our `ProcessGroup` in place of torch's function; for groups of other backends, call the latter.
+def _call_group_or_original(
+    method: Callable[..., None], original: Callable[..., None], *args: Any, **keywords: Any
+) -> None:
+    """Call a method of our `ProcessGroup` in place of torch's function; for other backends' groups, the function.
 
-    Args:
-        method: Method of `ProcessGroup` with the same arguments, without `group`.
-        original: The function of torch.
-        args: Arguments of the call.
-        keywords: Named arguments of the call. `group` is None or missing for the default group.
+    The method has the arguments of the function, without `group`, which is None or missing for the default group.
     """
     given = signature(original).bind(*args, **keywords).arguments
     group = given.pop("group", None) or dist.group.WORLD
@@ -89,11 +87,8 @@ def find_rank(rank: Rank | None) -> Rank:
 def _create_group(options: Any, _: object = None) -> ProcessGroup:
     """Return a new process group for torch, which calls this function.
 
-    The default group, and a group without a default group of ours, becomes a new world. Other groups become groups of
-    the default group's world.
-
-    Args:
-        options: Torch's options, with store, ranks and time limit of the group. The default group has no ranks there.
+    The default group, which has no ranks in `options`, and a group without a default group of ours, become a new world.
+    Other groups become groups of the default group's world.
     """
     # empty for the default group
     ranks, timeout = list(options.global_ranks_in_group), options.timeout
@@ -106,7 +101,7 @@ def _create_group(options: Any, _: object = None) -> ProcessGroup:
             options.group_size,
             store=options.store if options.group_size > 1 else None,
             timeout_s=timeout.total_seconds(),
-            job=surviving.world_job(),
+            job=surviving.world_job_name(),
         )
     except OverlapError as error:
         raise backend_error(error) from error
@@ -117,24 +112,23 @@ def _create_group(options: Any, _: object = None) -> ProcessGroup:
         if surviving.is_started_to_survive():
             surviving.report_joined(connection)
     # forks of multiprocessing end without exit handlers, which a connection needs
-    Finalize(None, _at_exit, (weakref.ref(connection),), exitpriority=0)
+    Finalize(None, _close_at_exit, (weakref.ref(connection),), exitpriority=0)
     world = connection.rank.world
     return ProcessGroup(
         options.store, world, timeout, leave=lambda: _leave_world(connection), abort=lambda: _abort_world(connection)
     )
 
 
-def _at_exit(reference: weakref.ref[Connection]) -> None:
+def _close_at_exit(reference: weakref.ref[Connection]) -> None:
     """Close a world that the program has left open. If an error ends the program, the world fails for all ranks.
 
-    Args:
-        reference: Weak reference to the connection; a connection that nothing refers to has closed before.
+    A connection that nothing refers to has closed before.
     """
     connection, error = reference(), sys.exc_info()[1]
     if connection is None:
         return
     if error is None or isinstance(error, SystemExit):
-        _close(connection)
+        _close_world(connection)
     else:
         connection.fail(error)
 
@@ -144,16 +138,16 @@ def _leave_world(connection: Connection) -> None:
 
     An error of the closing is raised here if it comes within that time.
     """
-    _drop_world(connection)
+    _forget_world(connection)
     errors: list[BaseException] = []
 
-    def close() -> None:
+    def close_and_keep_error() -> None:
         try:
-            _close(connection)
+            _close_world(connection)
         except dist.DistError as error:
             errors.append(error)
 
-    closing = threading.Thread(target=close, name="overlap leaves", daemon=True)
+    closing = threading.Thread(target=close_and_keep_error, name="overlap leaves", daemon=True)
     closing.start()
     # after that time the thread continues alone, and its error is dropped
     closing.join(_LEAVE_S)
@@ -161,13 +155,13 @@ def _leave_world(connection: Connection) -> None:
         raise errors[0]
 
 
-def _close(connection: Connection) -> None:
+def _close_world(connection: Connection) -> None:
     """Leave a world: wait until all other ranks have left it, too.
 
-    Raises:
-        DistBackendError: The world has failed, because ranks disagreed, and no operation has raised that error.
+    Raises a `DistBackendError` if the world has failed, because ranks disagreed, and no operation has raised that
+    error.
     """
-    _drop_world(connection)
+    _forget_world(connection)
     # a world that has failed has ended already
     if connection.error is None:
         with suppress(OverlapError):  # the error of an operation, which its own wait has raised
@@ -180,11 +174,11 @@ def _close(connection: Connection) -> None:
 
 def _abort_world(connection: Connection) -> None:
     """Fail the world for all ranks, because torch gives up its default group."""
-    _drop_world(connection)
+    _forget_world(connection)
     connection.fail(dist.DistBackendError("the process group was aborted"))
 
 
-def _drop_world(connection: Connection) -> None:
+def _forget_world(connection: Connection) -> None:
     """Forget the world of torch's default group, if this is it: later groups are not made in it."""
     if connection in _JOINED:
         _JOINED.clear()
@@ -206,13 +200,11 @@ def _rendezvous(
     """Yield, once, a store that all processes reach, the rank of this process, and the number of processes.
 
     Torch calls it for `init_method="overlap://"`. If the launcher sets torch's own variables, as torchrun does, the
-    values are those of "env://".
-
-    Raises:
-        ValueError: No launcher has started this process, its variables are wrong, or the processes could not meet.
+    values are those of "env://". Raises a `ValueError` if no launcher has started this process, if its variables are
+    wrong, or if the processes could not meet.
     """
     try:
-        process_place = surviving.next_place() or find_place(os.environ)
+        process_place = surviving.place_in_next_world() or find_place(os.environ)
     except OverlapError as error:
         raise ValueError(f"init_method: {error}") from error
     if "RANK" in os.environ and (
@@ -237,10 +229,6 @@ def _open_store(process_place: ProcessPlace, timeout: timedelta) -> dist.Store:
     """Return a store for the processes of a world, which process 0 serves.
 
     It is at the endpoint that the launcher has set, or at one that process 0 chooses and MPI sends.
-
-    Args:
-        process_place: Place of this process among the others.
-        timeout: How long to wait for the other processes.
     """
     endpoint = process_place.endpoint
     listener_fd = None if process_place.listener is None else os.dup(process_place.listener)  # the store owns it

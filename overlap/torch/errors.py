@@ -21,13 +21,13 @@ def backend_error(error: BaseException) -> BaseException:
     """
     if not isinstance(error, Exception) or isinstance(error, dist.DistError):
         return error
-    text = timed_out(error.timeout_s, error) if isinstance(error, DeadlineError) else str(error)
+    text = timeout_text(error.timeout_s, error) if isinstance(error, DeadlineError) else str(error)
     translated: BaseException = dist.DistBackendError(text)
     translated.__cause__ = error
     return translated
 
 
-def timed_out(seconds: float | None, error: BaseException) -> str:
+def timeout_text(seconds: float | None, error: BaseException) -> str:
     """Return the text of an error after a time limit; programs of c10d search for "Timed out after".
 
     Args:

@@ -14,7 +14,7 @@ from ..errors import OverlapError, UsageError
 from . import private
 from .errors import CallError, backend_error
 from .operations import CallKey, KnownCalls, frame_line, users_frame
-from .tensors import check_same_kind, copy_blocks, flat_input, list_tensors
+from .tensors import check_same_kind, copy_flat_to_tensors, flat_input, list_tensors
 from .work import Handle, JoinedOperations, Work
 
 Tensors = list[torch.Tensor]
@@ -25,11 +25,11 @@ _FUSED_BYTES = 128 << 10
 
 
 class Issuing(KnownCalls[Work]):
-    """The common part of all operations of a process group."""
+    """The common part of all operations of a process group. A `limit` of its methods is in seconds."""
 
     _work = Work
 
-    def _issue(
+    def _issue_operation(
         self,
         copy_back: Callable[..., None] | None,
         name: str,
@@ -40,22 +40,17 @@ class Issuing(KnownCalls[Work]):
         key: CallKey | None = None,
         **more: Any,
     ) -> Handle:
-        """Issue an operation on the group, and return its handle.
+        """Issue an operation by the method `name` of the group, and return its handle.
 
-        Args:
-            copy_back: Called at the end to copy the result to tensors that are not contiguous; None: the result is in
-                place. For gathers without `out` it is called with the gathered array.
-            name: Name of the method of the group.
-            args: Positional arguments of the method.
-            limit: Time limit, in seconds.
-            site: Frame whose line is the call site; None: the innermost frame of the program.
-            key: Name of the call for `_issue_again`; None: the call is not kept.
-            more: Named arguments of the method.
+        `copy_back` is called at the end to copy the result to tensors that are not contiguous; for gathers without
+        `out` it is called with the gathered array. None: the result is in place. The call site is the line of `site`;
+        None: the innermost line of the program. A call with a `key` is kept for `_reissue_call`. The limit is in
+        seconds.
         """
         future = self._issue_on_group(name, args, more, limit, site or users_frame())
         if copy_back is None:
             if key is not None:
-                self._group._ports.keep(key, future)
+                self._group._ports.keep_for_reissue(key, future)
             return cast(Handle, future)
         if name in ("all_gather", "gather") and args[-1] is None:  # no `out`
             # `copy_back` runs after the end of the operation, so the wait of 0 s succeeds
@@ -63,17 +58,10 @@ class Issuing(KnownCalls[Work]):
         return JoinedOperations([future], copy_back)
 
     def _issue_fused(self, name: str, outs: Tensors, xs: Tensors, *args: Any, limit: float) -> list[Handle]:
-        """Issue one operation for several tensors, whose results are copied to `outs` at the end.
+        """Issue one operation for several tensors, whose results are copied to `outs` at the end; return [its handle].
 
-        Args:
-            name: Name of the method of the group.
-            outs: Tensors that get the results.
-            xs: Input tensors; may be empty.
-            args: Further positional arguments of the method.
-            limit: Time limit, in seconds.
-
-        Returns:
-            A list with the handle of the operation; empty without tensors.
+        The method `name` of the group gets a list of the flat inputs, then `args`. The result is empty without tensors.
+        The limit is in seconds.
         """
         if not xs:
             return []
@@ -81,11 +69,11 @@ class Issuing(KnownCalls[Work]):
 
         def copy_back() -> None:
             for out, result in zip(outs, future.result(0), strict=True):
-                copy_blocks(result, [out])
+                copy_flat_to_tensors(result, [out])
 
         return [JoinedOperations([future], copy_back)]
 
-    def _split_by_size(self, outs: Tensors, xs: Tensors) -> tuple[list[int], list[int]]:
+    def _split_indices_by_size(self, outs: Tensors, xs: Tensors) -> tuple[list[int], list[int]]:
         """Return the indices of small tensors, which are packed into one operation, and the indices of all others."""
         largest = [max(out.nbytes, x.nbytes) for out, x in zip(outs, xs, strict=True)]
         fused = [i for i, nbytes in enumerate(largest) if nbytes <= _FUSED_BYTES]
@@ -96,14 +84,7 @@ class Issuing(KnownCalls[Work]):
     def _issue_on_group(
         self, name: str, args: tuple[Any, ...], more: dict[str, Any], limit: float, site: FrameType
     ) -> Any:
-        """Issue an operation on the group, count it, and return it; raise errors that programs of torch expect.
-
-        Args:
-            name: Name of the method of the group.
-            args: Positional arguments of the method.
-            more: Named arguments of the method.
-            limit: Time limit, in seconds.
-            site: Frame whose line is the call site.
+        """Issue an operation by the method `name` of the group, count it, and return it; the limit is in seconds.
 
         Raises:
             CallError: The arguments are wrong.
@@ -121,16 +102,10 @@ class Issuing(KnownCalls[Work]):
     def _reduction_and_limit(
         self, x: torch.Tensor, opts: Any, timeout: timedelta | None, op: Any = None
     ) -> tuple[tuple[str, Any], float]:
-        """Return the operator and the time limit of a reduction.
+        """Return (name of the operator, factor or None), as `parse_reduction` does, and the time limit in seconds.
 
-        Args:
-            x: An input tensor, whose dtype the operator must fit.
-            opts: Options of c10d, or an operator; None: a sum.
-            timeout: Time limit; None: that of the options, or of the group.
-            op: Operator, which takes precedence over that of the options; None: that of the options.
-
-        Returns:
-            (name of the operator, factor or None), as of `parse_reduction`; and the limit in seconds.
+        `op` and `timeout` take precedence over `opts`: options of c10d, or an operator; None is a sum. The operator
+        must fit the dtype of `x`.
         """
         if op is None:
             op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
@@ -141,14 +116,12 @@ class Issuing(KnownCalls[Work]):
             raise CallError(
                 f"op: AVG of {x.dtype} would not be exact, and gloo refuses it too; pass floats, or use SUM and divide"
             )
-        return (name, factor), self._limit_s(opts, timeout)
+        return (name, factor), self._time_limit_s(opts, timeout)
 
-    def _limit_s(self, opts: Any, timeout: timedelta | None) -> float:
-        """Return the time limit of a call, in seconds; one that is not positive means the default.
+    def _time_limit_s(self, opts: Any, timeout: timedelta | None) -> float:
+        """Return the time limit of a call, in seconds; one that is not positive means the default of the group.
 
-        Args:
-            opts: Options of c10d, or a time limit, which then takes precedence.
-            timeout: Time limit; None: that of the options.
+        `opts` are options of c10d, or a time limit, which then takes precedence over `timeout`.
         """
         if isinstance(opts, timedelta):
             timeout = opts
@@ -158,7 +131,7 @@ class Issuing(KnownCalls[Work]):
             timeout = self._timeout
         return timeout.total_seconds()
 
-    def _check_count(self, tensors: Sequence[object], argument: str, *, per_rank: int = 1) -> None:
+    def _check_tensor_count(self, tensors: Sequence[object], argument: str, *, per_rank: int = 1) -> None:
         """Raise `CallError` unless a list has `per_rank` tensors for each rank."""
         if len(tensors) != per_rank * self._group.size:
             expected = "one" if per_rank == 1 else per_rank
@@ -169,14 +142,9 @@ class Issuing(KnownCalls[Work]):
     def _check_outputs_and_inputs(self, outs: Any, xs: Any, *, joined_side: str) -> tuple[Tensors, Tensors]:
         """Return outputs and inputs as two lists, after a check that each output fits the input with the same index.
 
-        Args:
-            outs: One output tensor or a list of them.
-            xs: One input tensor or a list of them.
-            joined_side: "outputs" or "inputs": which of the two have the parts of all ranks; the others have one part.
-
-        Raises:
-            CallError: The numbers of outputs and inputs differ; or an output and its input differ in dtype, device or
-                layout, or do not fit in size.
+        `joined_side` is "outputs" or "inputs": which of the two have the parts of all ranks; the others have one part.
+        Raises a `CallError` if their numbers differ, or if a pair differs in dtype, device or layout, or does not fit
+        in size.
         """
         outs, xs = list_tensors(outs, "outputs"), list_tensors(xs, "inputs")
         if len(outs) != len(xs):
@@ -189,14 +157,8 @@ class Issuing(KnownCalls[Work]):
                 raise CallError(f"{joined_side}: number {index} must have {expected} elements, has {joined.numel()}")
         return outs, xs
 
-    def _check_sizes(self, tensors: Tensors, like: torch.Tensor, argument: str) -> None:
-        """Raise `CallError` unless tensors have as many elements as this rank's own.
-
-        Args:
-            tensors: The tensors.
-            like: This rank's own tensor.
-            argument: Name of the tensors, for the error.
-        """
+    def _check_element_counts(self, tensors: Tensors, like: torch.Tensor, argument: str) -> None:
+        """Raise `CallError` unless each tensor has as many elements as `like`, this rank's own."""
         for index, tensor in enumerate(tensors):
             if tensor.numel() != like.numel():
                 raise CallError(

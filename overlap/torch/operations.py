@@ -126,17 +126,12 @@ def call_and_wait(method: Callable[..., Any], *args: Any, **keywords: Any) -> An
 
 
 def _call_recorded(call: str, operation: str, group: Any, method: Callable[[], Any], args: Iterable[Any]) -> Any:
-    """Call a method with two records of torch's profiler: one of the call, and one until the operation ends.
+    """Call a method with two records of torch's profiler: `call` ends with it, and `operation` with the operation.
 
-    Args:
-        call: Name of the first record.
-        operation: Name of the second record.
-        group: The process group.
-        method: The method, with its arguments bound.
-        args: The positional arguments, whose tensors the records describe.
+    The method's arguments are bound; `args` are those whose tensors the records describe.
     """
     lists = list(_tensor_lists(args))
-    with private.record_call(call, lists, _record_fields(group, operation, lists)):
+    with private.record_call(call, lists, _fields_of_record(group, operation, lists)):
         span = record_function(operation)
         # entered by hand, because the span lasts longer than this block
         span.__enter__()
@@ -146,7 +141,7 @@ def _call_recorded(call: str, operation: str, group: Any, method: Callable[[], A
             span.__exit__(None, None, None)
             raise
         ended: torch.futures.Future[None] = torch.futures.Future()
-        private.end_with(span, ended)
+        private.end_span_with(span, ended)
         if work is private.finished_work:
             ended.set_result(None)
         else:
@@ -154,13 +149,10 @@ def _call_recorded(call: str, operation: str, group: Any, method: Callable[[], A
         return work
 
 
-def _record_fields(group: Any, operation: str, lists: Sequence[Any]) -> Mapping[str, object]:
+def _fields_of_record(group: Any, operation: str, lists: Sequence[Any]) -> Mapping[str, object]:
     """Return the fields of a record, by the names that torch's profiler uses for other backends.
 
-    Args:
-        group: The process group.
-        operation: Name of the record, such as "overlap:all_reduce".
-        lists: For each argument, the list of its tensors; empty: no sizes are recorded.
+    `lists` has the tensors of each argument; if it is empty, no sizes are recorded.
     """
     fields: dict[str, object] = {
         "Collective name": operation.partition(":")[2],
@@ -201,7 +193,7 @@ class KnownCalls(Generic[W]):
     _seq: int
     _work: Callable[[Any, object], W]  # Makes the handle that torch waits for
 
-    def _issue_again(
+    def _reissue_call(
         self, key: CallKey, x: torch.Tensor | None, out: torch.Tensor | None, opts: Any, tensors: object,
         name: str | None = None,
     ) -> W | None:  # fmt: skip
@@ -210,13 +202,8 @@ class KnownCalls(Generic[W]):
         None also if a tensor is not plain (see `is_plain`), or if input and result overlap in part. Helpers are inlined
         here, for a short latency. The caller must be a method that the program, or torch, has called.
 
-        Args:
-            key: Key of the call.
-            x: The input tensor; None: this rank has none.
-            out: The tensor that gets the result, which may be `x`; None: this rank has none.
-            opts: Options of c10d, or None.
-            tensors: Result of the returned Work.
-            name: Name of the operation in records; None: that of the first call.
+        The tensors `x`, the input, and `out`, which may be `x` itself, are None where this rank has none. `tensors` is
+        the result of the Work. `name` is that of the operation in records; None: that of the first call.
         """
         source = target = 0
         for tensor in (x,) if out is x else (x, out):

@@ -97,7 +97,7 @@ def record_call(call: str, lists: Sequence[Any], described: Mapping[str, object]
     return nullcontext() if record is None else record(call, lists, described)
 
 
-def end_with(span: Any, over: torch.futures.Future[None]) -> None:
+def end_span_with(span: Any, over: torch.futures.Future[None]) -> None:
     """End a span of torch's profile when the future `over` is complete; at once if this version of torch cannot."""
     if hasattr(span, "_call_end_callbacks_on_future"):
         span._call_end_callbacks_on_future(over)
@@ -105,7 +105,7 @@ def end_with(span: Any, over: torch.futures.Future[None]) -> None:
         span.__exit__(None, None, None)
 
 
-def after_backward(callback: Callable[[], None]) -> None:
+def call_after_backward(callback: Callable[[], None]) -> None:
     """Call a function at the end of the backward pass under way; torch has no public function for that.
 
     Raises:

@@ -173,9 +173,9 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
             opts: Options of c10d, with a time limit and whether the caller waits.
             timeout: Time limit, which takes precedence over that of the options.
         """
-        if timeout is None and (work := self._issue_again(_BARRIER, None, None, opts, [])) is not None:
+        if timeout is None and (work := self._reissue_call(_BARRIER, None, None, opts, [])) is not None:
             return work
-        return Work(self._issue(None, "barrier", limit=self._limit_s(opts, timeout), key=_BARRIER), [])
+        return Work(self._issue_operation(None, "barrier", limit=self._time_limit_s(opts, timeout), key=_BARRIER), [])
 
     def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
         """Wait until every rank of the group has called this; if one does not, the error on all ranks names it.
@@ -202,14 +202,8 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
 def _report_arrival(store: dist.Store, key: str, rank: int, timeout: timedelta) -> None:
     """Report to rank 0 that this rank has reached the barrier, and wait for the verdict.
 
-    Args:
-        store: Store of the group.
-        key: Beginning of the names of this barrier in the store.
-        rank: This rank.
-        timeout: Time limit of the barrier.
-
-    Raises:
-        DistBackendError: A rank did not arrive in time, or rank 0 has sent no verdict in time.
+    `key` begins the names of this barrier in the store. Raises a `DistBackendError` if a rank did not arrive in time,
+    or if rank 0 has sent no verdict in twice the time.
     """
     store.set(f"{key}/{rank}", "here")
     verdict = b""
@@ -222,22 +216,15 @@ def _report_arrival(store: dist.Store, key: str, rank: int, timeout: timedelta) 
     if verdict != b"all":
         raise dist.DistBackendError(
             f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
-            f"rank 0: {verdict.decode() or 'it said nothing in time'}"
+            f"rank 0: {verdict.decode() or 'it said nothing in time; see where it waits, or pass a longer timeout'}"
         )
 
 
 def _await_arrivals(store: dist.Store, key: str, size: int, timeout: timedelta, *, every: bool) -> None:
     """Wait for all other ranks through the store, which works even if operations hang; send the ranks the verdict.
 
-    Args:
-        store: Store of the group.
-        key: Beginning of the names of this barrier in the store.
-        size: Number of ranks.
-        timeout: Time limit for all ranks together.
-        every: Whether to look for all missing ranks, and not only the first.
-
-    Raises:
-        DistBackendError: A rank did not arrive in time.
+    `key` begins the names of this barrier in the store. The limit is for all ranks together. Raises a
+    `DistBackendError` that names the first rank which did not arrive in time, or with `every` all of them.
     """
     limit_ms = round(timeout.total_seconds() * 1000)
     if timeout <= timedelta(0):
@@ -263,13 +250,7 @@ def _await_arrivals(store: dist.Store, key: str, size: int, timeout: timedelta, 
 
 @interruptible
 def _wait_for_arrival(store: dist.Store, key: str, until: float) -> bool:
-    """Wait for a rank at a monitored barrier; return whether it has arrived in time.
-
-    Args:
-        store: Store of the group.
-        key: Key that the rank sets in the store.
-        until: End of the wait, on the clock of `time.monotonic`; after that, the store is only checked.
-    """
+    """Return whether a rank sets `key` before `until`, on the clock of `time.monotonic`; later, only look for it."""
     left_s = until - time.monotonic()
     try:
         if left_s <= 0:

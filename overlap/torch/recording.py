@@ -34,23 +34,23 @@ def record(
     Raises:
         UsageError: There is no world.
     """
-    recording = _ProcessRecording(find_rank(rank))
+    recording = _ModuleRecording(find_rank(rank))
     handles = [module.register_forward_pre_hook(lambda *_: recording.begin_step(module.training))]
     for name, part in module.named_modules():
         if not any(True for _ in part.children()):
-            handles += recording.watch(name or type(part).__name__, part)
+            handles += recording.watch_submodule(name or type(part).__name__, part)
     if optimizer is not None:
         handles += recording.watch_optimizer(optimizer)
 
-    def end() -> None:
+    def end_recording() -> None:
         for handle in handles:
             handle.remove()
         recording.end_step()
 
-    return end
+    return end_recording
 
 
-class _ProcessRecording:
+class _ModuleRecording:
     """Records spans of modules in the timeline of a rank.
 
     One start time is enough for all forwards, because they run one after the other.
@@ -82,7 +82,7 @@ class _ProcessRecording:
             self._step.__exit__(None, None, None)
             self._step = None
 
-    def watch(self, name: str, part: nn.Module) -> list[Any]:
+    def watch_submodule(self, name: str, part: nn.Module) -> list[Any]:
         """Record the forward and the backward of one submodule; return the handles that remove its hooks."""
 
         def record_forward(_part: object, _inputs: object, out: Any) -> None:
@@ -93,11 +93,11 @@ class _ProcessRecording:
                 made_by.register_prehook(lambda _: self._begin_backward(f"backward {name}"))
 
         # hooks are functions, not methods of this object: a copy of the module would copy this object, too
-        begin = part.register_forward_pre_hook(lambda *_: self._begin_span())
+        begin = part.register_forward_pre_hook(lambda *_: self._set_span_start())
         handles = [begin, part.register_forward_hook(record_forward)]
         for parameter in part.parameters(recurse=False):
             if parameter.requires_grad:
-                handles.append(parameter.register_post_accumulate_grad_hook(lambda _: self._record_compute()))
+                handles.append(parameter.register_post_accumulate_grad_hook(lambda _: self._set_last_compute_time()))
         return handles
 
     def watch_optimizer(self, optimizer: torch.optim.Optimizer) -> list[Any]:
@@ -106,10 +106,10 @@ class _ProcessRecording:
         def record_step(*_: object) -> None:
             self._rank.record(type(optimizer).__name__, self._began_ns, self._now())
 
-        before = optimizer.register_step_pre_hook(lambda *_: self._begin_span())
+        before = optimizer.register_step_pre_hook(lambda *_: self._set_span_start())
         return [before, optimizer.register_step_post_hook(record_step)]
 
-    def _begin_span(self) -> None:
+    def _set_span_start(self) -> None:
         """Set the start of a forward, or of a step of the optimizer, to the present time."""
         self._began_ns = self._now()
 
@@ -117,12 +117,12 @@ class _ProcessRecording:
         """Begin the span of a submodule's backward, and end the span before it."""
         # the first span of this backward pass
         if self._backward is None:
-            private.after_backward(self._end_backward)
-        self._record_compute()
+            private.call_after_backward(self._end_backward)
+        self._set_last_compute_time()
         self._record_backward_part()
         self._backward = (name, self._last_ns)
 
-    def _record_compute(self) -> None:
+    def _set_last_compute_time(self) -> None:
         """Set the last time at which a backward was seen to compute to the present time."""
         self._last_ns = self._now()
 

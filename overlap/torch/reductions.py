@@ -24,7 +24,7 @@ from .tensors import (
     flat_output,
     list_tensors,
     one_tensor,
-    overlaps,
+    share_storage,
 )
 from .work import Handle, JoinedOperations, Work
 
@@ -55,7 +55,7 @@ class Reductions(Issuing):
         if usual and type(tensors) is list and len(tensors) == 1:
             x = tensors[0]
             key = "all_reduce", x.dtype, x.numel(), opts.reduceOp.op
-            if (work := self._issue_again(key, x, x, opts, tensors)) is not None:
+            if (work := self._reissue_call(key, x, x, opts, tensors)) is not None:
                 return work
         inputs = list_tensors(tensors, "tensors")
         reduction, limit = self._reduction_and_limit(inputs[0], opts, timeout, op)
@@ -65,9 +65,11 @@ class Reductions(Issuing):
         if inputs[0].layout is not torch.strided:
             return _sum_sparse(self._group, inputs, reduction, limit)
         if len(inputs) == 1:
-            return Work(self._all_reduce(inputs[0], reduction, limit, key), inputs)
-        first = _combine_local(inputs, reduction[0])
-        joined = JoinedOperations([self._all_reduce(first, reduction, limit)], lambda: copy_to_each(first, inputs))
+            return Work(self._issue_all_reduce(inputs[0], reduction, limit, key), inputs)
+        first = _combine_local_tensors(inputs, reduction[0])
+        joined = JoinedOperations(
+            [self._issue_all_reduce(first, reduction, limit)], lambda: copy_to_each(first, inputs)
+        )
         return Work(joined, inputs)
 
     @c10d_operation("allreduce_coalesced_", "all_reduce")
@@ -77,28 +79,23 @@ class Reductions(Issuing):
         check_same_kind(tensors, "tensors")
         check_memory(tensors)
         op, limit = self._reduction_and_limit(tensors[0], opts, None)
-        (name, factor), (fused, rest) = op, self._split_by_size(tensors, tensors)
-        handles = [self._all_reduce(tensors[i], op, limit) for i in rest]
+        (name, factor), (fused, rest) = op, self._split_indices_by_size(tensors, tensors)
+        handles = [self._issue_all_reduce(tensors[i], op, limit) for i in rest]
         small = [tensors[i] if factor is None else tensors[i].mul_(factor) for i in fused]
         return Work(
             JoinedOperations([*handles, *self._issue_fused("all_reduce", small, small, name, limit=limit)]), tensors
         )
 
-    def _all_reduce(self, tensor: torch.Tensor, op: Any, limit: float, key: CallKey | None = None) -> Handle:
-        """Issue the all-reduce of one tensor, which is multiplied first if the operator has a factor.
+    def _issue_all_reduce(self, tensor: torch.Tensor, op: Any, limit: float, key: CallKey | None = None) -> Handle:
+        """Issue the all-reduce of one tensor in place; if `op`, (name, factor or None), has a factor, multiply first.
 
-        Args:
-            tensor: The tensor, which also gets the result.
-            op: (name of the operator, factor or None).
-            limit: Time limit, in seconds.
-            key: Name of the call for `_issue_again`; None: it is not kept. Nor is a call with a factor, because the
-                multiplication must be done each time.
+        A call with a factor is not kept under `key`, because the multiplication must be done each time.
         """
         name, factor = op
         if factor is not None:
             tensor.mul_(factor)
         out, copy_back = flat_output(tensor)
-        return self._issue(copy_back, "all_reduce", out, name, out, limit=limit, key=None if factor else key)
+        return self._issue_operation(copy_back, "all_reduce", out, name, out, limit=limit, key=None if factor else key)
 
     @c10d_operation("reduce_", "reduce")
     def reduce(
@@ -126,13 +123,13 @@ class Reductions(Issuing):
         elif timeout is None:  # a call like an earlier one, by its key, is issued again without its checks
             key = "reduce", tensor.dtype, tensor.numel(), name, dst
             result = tensor if self._group.rank == dst else None
-            if (work := self._issue_again(key, tensor, result, opts, [tensor])) is not None:
+            if (work := self._reissue_call(key, tensor, result, opts, [tensor])) is not None:
                 return work
         if self._group.rank != dst:
-            handle = self._issue(None, "reduce", flat_input(tensor), dst, name, limit=limit, key=key)
+            handle = self._issue_operation(None, "reduce", flat_input(tensor), dst, name, limit=limit, key=key)
             return Work(handle, [tensor])
         out, copy_back = flat_output(tensor)
-        return Work(self._issue(copy_back, "reduce", out, dst, name, out, limit=limit, key=key), [tensor])
+        return Work(self._issue_operation(copy_back, "reduce", out, dst, name, out, limit=limit, key=key), [tensor])
 
     @c10d_operation("reduce_scatter_", "reduce_scatter")
     def reduce_scatter(
@@ -154,7 +151,7 @@ class Reductions(Issuing):
         """
         output = one_tensor(output_tensors, "output_tensors")
         parts = list_parts(input_tensors, "input_tensors")
-        self._check_count(parts, "input_tensors")
+        self._check_tensor_count(parts, "input_tensors")
         check_same_kind([output, *parts], "output, input_tensors")
         (name, factor), limit = self._reduction_and_limit(output, opts, timeout, op)
         flat = torch.cat([part.reshape(-1) for part in parts])
@@ -162,7 +159,7 @@ class Reductions(Issuing):
             flat.mul_(factor)
         counts = [part.numel() for part in parts]
         even = None if len(set(counts)) == 1 else counts
-        return Work(self._reduce_scatter(output, flat, name, limit, even), [output])
+        return Work(self._issue_reduce_scatter(output, flat, name, limit, even), [output])
 
     @c10d_operation("_reduce_scatter_base_", "reduce_scatter")
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
@@ -176,11 +173,11 @@ class Reductions(Issuing):
         key: CallKey | None = None
         if type(opts) is dist.ReduceScatterOptions:
             key = "reduce_scatter", input.dtype, input.numel(), opts.reduceOp.op, output.dtype, output.numel()
-            if (work := self._issue_again(key, input, output, opts, [output])) is not None:
+            if (work := self._reissue_call(key, input, output, opts, [output])) is not None:
                 return work
         (name, factor), limit = self._reduction_and_limit(input, opts, None)
         x = input if factor is None else input * factor
-        return Work(self._reduce_scatter(output, x, name, limit, key=None if factor else key), [output])
+        return Work(self._issue_reduce_scatter(output, x, name, limit, key=None if factor else key), [output])
 
     @c10d_operation("reduce_scatter_tensor_coalesced_", "reduce_scatter")
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -194,8 +191,8 @@ class Reductions(Issuing):
         outputs, inputs = self._check_outputs_and_inputs(outputs, inputs, joined_side="inputs")
         (name, factor), limit = self._reduction_and_limit(inputs[0], opts, None)
         scaled = [x if factor is None else x * factor for x in inputs]
-        fused, rest = self._split_by_size(outputs, scaled)
-        handles = [self._reduce_scatter(outputs[i], scaled[i], name, limit) for i in rest]
+        fused, rest = self._split_indices_by_size(outputs, scaled)
+        handles = [self._issue_reduce_scatter(outputs[i], scaled[i], name, limit) for i in rest]
         outs, xs = [outputs[i] for i in fused], [scaled[i] for i in fused]
         return Work(
             JoinedOperations([*handles, *self._issue_fused("reduce_scatter", outs, xs, name, limit=limit)]), outputs
@@ -204,7 +201,7 @@ class Reductions(Issuing):
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def _reduce_scatter(
+    def _issue_reduce_scatter(
         self,
         output: torch.Tensor,
         x: torch.Tensor,
@@ -213,27 +210,21 @@ class Reductions(Issuing):
         counts: list[int] | None = None,
         key: CallKey | None = None,
     ) -> Handle:
-        """Issue a reduce-scatter to an output that may overlap its input.
+        """Issue a reduce-scatter to an output that may overlap the whole tensor `x` of this rank.
 
-        Args:
-            output: Tensor that gets this rank's part.
-            x: The whole tensor of this rank.
-            op: Name of the operator.
-            limit: Time limit, in seconds.
-            counts: Number of elements of each rank's part; None: all are equal.
-            key: Name of the call for `_issue_again`; None: it is not kept.
+        `counts` has the number of elements of each rank's part; None: all are equal.
         """
         check_same_kind([output, x], "output, input")
         source = flat_input(x)
-        if overlaps(output, x):
+        if share_storage(output, x):
             source = source.copy()
         out, copy_back = flat_output(output)
-        return self._issue(copy_back, "reduce_scatter", source, op, out, counts=counts, limit=limit, key=key)
+        return self._issue_operation(copy_back, "reduce_scatter", source, op, out, counts=counts, limit=limit, key=key)
 
 
 # By operator: the function that combines tensors of one rank. A mean is a sum here, because c10d divides by the number
 # of ranks, not by that of tensors.
-_LOCALLY: dict[str, Callable[..., torch.Tensor]] = {
+_LOCAL_OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
     "sum": torch.add,
     "mean": torch.add,
     "prod": torch.mul,
@@ -245,35 +236,20 @@ _LOCALLY: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-def _combine_local(tensors: Tensors, op: str) -> torch.Tensor:
-    """Combine tensors of this rank with each other, and return the result, which overwrites the first tensor.
-
-    Args:
-        tensors: Tensors of one shape.
-        op: Name of the operator.
-    """
+def _combine_local_tensors(tensors: Tensors, op: str) -> torch.Tensor:
+    """Combine tensors of one shape of this rank, and return the result, which overwrites the first tensor."""
     first = tensors[0].detach()
     for other in tensors[1:]:
-        _LOCALLY[op](first, other.detach(), out=first)
+        _LOCAL_OPERATORS[op](first, other.detach(), out=first)
     return first
 
 
 def _sum_sparse(group: Group, tensors: Tensors, op: tuple[str, Any], limit_s: float) -> Work:
-    """Sum the sparse tensors of all ranks in place.
+    """Sum the sparse tensors of all ranks in place; block until the numbers of elements of all have come.
 
-    It waits until the numbers of elements of all ranks have arrived, and then returns the Work.
-
-    Cost: an all-gather of the numbers of elements, then one of the positions and one of the values of all elements.
-
-    Args:
-        group: The group.
-        tensors: Tensors of this rank in coordinate layout, with equally many sparse axes on all ranks; each gets the
-            sum.
-        op: (name, factor) of the reduction, which must be ("sum", None).
-        limit_s: Time limit of each collective, in seconds.
-
-    Raises:
-        CallError: The tensors have another layout, or the reduction is no plain sum.
+    The tensors are in coordinate layout, with equally many sparse axes on all ranks; each gets the sum. `op` must be
+    ("sum", None). It costs an all-gather of the numbers of elements, then one of positions and one of values. Raises a
+    `CallError` for another layout, or if the reduction is no plain sum.
     """
     tensor, *others = tensors
     if tensor.layout is not torch.sparse_coo:
@@ -294,10 +270,10 @@ def _sum_sparse(group: Group, tensors: Tensors, op: tuple[str, Any], limit_s: fl
     values = flat_input(local.values().contiguous()).reshape(-1, width)
     gathered = [group.all_gather(x, counts=counts, **call) for x in (places, values)]
 
-    def add_up() -> None:
+    def sum_gathered() -> None:
         indices, values = (torch.from_numpy(np.array(future.result(0))) for future in gathered)
         shape = (sum(counts), *local.shape[axes:])
         total = torch.sparse_coo_tensor(indices.t(), values.reshape(shape), local.shape, check_invariants=False)
         copy_to_each(total.coalesce(), tensors)
 
-    return Work(JoinedOperations(cast("list[Handle]", gathered), add_up), tensors)
+    return Work(JoinedOperations(cast("list[Handle]", gathered), sum_gathered), tensors)

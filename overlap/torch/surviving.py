@@ -47,7 +47,7 @@ class NextWorld:
 
 
 @dataclass(slots=True)
-class _Steps:
+class _FinishedSteps:
     """Number of finished steps of a program that keeps its state itself, for `SurvivingRun`."""
 
     done: int
@@ -91,7 +91,7 @@ def next_world(error: BaseException, *, step: int) -> NextWorld:
     # the group belongs to a world that has failed, so its end may fail as well
     with suppress(Exception):
         dist.destroy_process_group()
-    run.epochs[0].survivor = _Steps(step)
+    run.epochs[0].survivor = _FinishedSteps(step)
     trio.run(run.enter_next_world, loss)
     world = run.world
     reports = run.witness.read_reports(world.epoch - 1, world.members)
@@ -124,12 +124,12 @@ def report_left() -> None:
         report_to_launcher(Leaving(world=_run[0].world.epoch + 1))
 
 
-def world_job() -> str:
+def world_job_name() -> str:
     """Return the name under which the processes of the present world meet; it differs for each world of the job."""
     epoch = _run[0].world.epoch if _run else 0
     return f"{DEFAULT_JOB}-epoch-{epoch}" if epoch else DEFAULT_JOB
 
 
-def next_place() -> ProcessPlace | None:
+def place_in_next_world() -> ProcessPlace | None:
     """Return this process's place in a world after the first, or None in the first."""
     return _run[0].place if _run and _run[0].world.epoch else None

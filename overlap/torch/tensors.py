@@ -85,7 +85,7 @@ def join_adjacent(tensors: list[torch.Tensor]) -> torch.Tensor | None:
     return first.detach().as_strided(((end - begin) // first.itemsize,), (1,))
 
 
-def copy_blocks(flat: Array, tensors: Iterable[torch.Tensor]) -> None:
+def copy_flat_to_tensors(flat: Array, tensors: Iterable[torch.Tensor]) -> None:
     """Copy the elements of a flat array to tensors, one tensor after the other."""
     start = 0
     for tensor in tensors:
@@ -103,7 +103,7 @@ def copy_to_each(tensor: torch.Tensor, targets: Iterable[torch.Tensor]) -> None:
             target.copy_(tensor)
 
 
-def overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
+def share_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two tensors have the same storage, even if they are different parts of it."""
     return bool(a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr())
 
@@ -177,16 +177,7 @@ def check_same_shape(tensors: list[torch.Tensor], argument: str) -> None:
 
 
 def _difference_error(argument: str, name: str, first: object, index: int, other: object, advice: str) -> CallError:
-    """Return the error of two tensors that differ.
-
-    Args:
-        argument: Name of the argument, a list of tensors.
-        name: Name of the attribute that differs, such as "dtype".
-        first: Value of the attribute for tensor number 0.
-        index: Number of the other tensor.
-        other: Value of the attribute for the other tensor.
-        advice: How to make the values equal.
-    """
+    """Return the error of two tensors of a list whose attribute `name`, such as "dtype", is `first` and `other`."""
     return CallError(
         f"{argument}: all tensors must have one {name}, number 0 is {first} and number {index} {other}; {advice}"
     )

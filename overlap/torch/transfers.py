@@ -22,7 +22,7 @@ from .tensors import (
     check_memory,
     check_same_kind,
     check_same_shape,
-    copy_blocks,
+    copy_flat_to_tensors,
     copy_to_each,
     flat_input,
     flat_output,
@@ -30,7 +30,7 @@ from .tensors import (
     join_adjacent,
     list_tensors,
     one_tensor,
-    overlaps,
+    share_storage,
 )
 from .work import Handle, JoinedOperations, Work
 
@@ -65,34 +65,27 @@ class Transfers(Issuing):
             opts: This and the others: see `Transfers`.
         """
         inputs = list_tensors(tensors, "tensors")
-        src, limit = get_root(opts, root, len(inputs)), self._limit_s(opts, timeout)
+        src, limit = get_root(opts, root, len(inputs)), self._time_limit_s(opts, timeout)
         if len(inputs) == 1:
             key = "broadcast", inputs[0].dtype, inputs[0].numel(), src
             x = inputs[0] if self._group.rank == src else None
-            if timeout is None and (work := self._issue_again(key, x, inputs[0], opts, inputs)) is not None:
+            if timeout is None and (work := self._reissue_call(key, x, inputs[0], opts, inputs)) is not None:
                 return work
-            return Work(self._broadcast(inputs[0], src, limit, key), inputs)
+            return Work(self._issue_broadcast(inputs[0], src, limit, key), inputs)
         check_same_kind(inputs, "tensors")
         check_same_shape(inputs, "tensors")
         check_memory(inputs)
         first = inputs[int(getattr(opts, "rootTensor", 0)) if self._group.rank == src else 0]
-        handle = self._broadcast(first, src, limit)
+        handle = self._issue_broadcast(first, src, limit)
         return Work(JoinedOperations([handle], lambda: copy_to_each(first, inputs)), inputs)
 
-    def _broadcast(self, tensor: torch.Tensor, root: int, limit: float, key: CallKey | None = None) -> Handle:
-        """Issue the broadcast of one tensor.
-
-        Args:
-            tensor: Read on the root, and written on the other ranks.
-            root: The root.
-            limit: Time limit, in seconds.
-            key: Name of the call for `_issue_again`; None: it is not kept.
-        """
+    def _issue_broadcast(self, tensor: torch.Tensor, root: int, limit: float, key: CallKey | None = None) -> Handle:
+        """Issue the broadcast of one tensor, which is read on the root, and written on the other ranks."""
         out, copy_back = flat_output(tensor)
         if self._group.rank == root:
             # Nothing is copied back on the root. If its input is a copy, the call is not kept.
             key, copy_back = key if copy_back is None else None, None
-        return self._issue(copy_back, "broadcast", out, root, out, limit=limit, key=key)
+        return self._issue_operation(copy_back, "broadcast", out, root, out, limit=limit, key=key)
 
     @c10d_operation("allgather_", "all_gather")
     def allgather(
@@ -108,30 +101,30 @@ class Transfers(Issuing):
             input_tensors: This rank's tensor, or a list of tensors.
             opts: This and the others: see `Transfers`.
         """
-        xs, limit = list_tensors(input_tensors, "input_tensors"), self._limit_s(opts, timeout)
+        xs, limit = list_tensors(input_tensors, "input_tensors"), self._time_limit_s(opts, timeout)
         if len(xs) == 1:
             (x,) = xs
             key = "all_gather", x.dtype, x.numel(), x.dtype, x.numel() * self._group.size
             # only if the outputs follow each other in memory, the call can be issued again as an earlier one
-            whole = self._joined_parts(output_tensors, x) if timeout is None else None
+            whole = self._join_adjacent_parts(output_tensors, x) if timeout is None else None
             parts = list_parts(output_tensors, "output_tensors")
-            if whole is not None and (work := self._issue_again(key, x, whole, opts, parts)) is not None:
+            if whole is not None and (work := self._reissue_call(key, x, whole, opts, parts)) is not None:
                 return work
-            return Work(self._all_gather(parts, x, limit, key), parts)
+            return Work(self._issue_all_gather(parts, x, limit, key), parts)
         lists = [list_tensors(parts, "output_tensors") for parts in output_tensors]
         if len(lists) != len(xs):
             raise CallError(f"output_tensors: expected one list for each of {len(xs)} input tensors, got {len(lists)}")
         for parts in lists:
-            self._check_count(parts, "output_tensors", per_rank=len(xs))
+            self._check_tensor_count(parts, "output_tensors", per_rank=len(xs))
             check_same_kind([*xs, *parts], "input_tensors, output_tensors")
             check_same_shape([*xs, *parts], "input_tensors, output_tensors")
         flat = flat_input(torch.stack([x.detach() for x in xs]))
 
         def copy_back(gathered: Array) -> None:
             for parts in lists:
-                copy_blocks(gathered, parts)
+                copy_flat_to_tensors(gathered, parts)
 
-        return Work(self._issue(copy_back, "all_gather", flat, None, limit=limit), lists)
+        return Work(self._issue_operation(copy_back, "all_gather", flat, None, limit=limit), lists)
 
     @c10d_operation("allgather_coalesced_", "all_gather")
     def allgather_coalesced(self, output_lists: Any, input_tensors: Any, opts: Any = None) -> Work:
@@ -142,8 +135,8 @@ class Transfers(Issuing):
             input_tensors: Tensors of this rank.
             opts: See `Transfers`.
         """
-        self._check_count(output_lists, "output_lists")
-        xs, limit = list_tensors(input_tensors, "input_list"), self._limit_s(opts, None)
+        self._check_tensor_count(output_lists, "output_lists")
+        xs, limit = list_tensors(input_tensors, "input_list"), self._time_limit_s(opts, None)
         for rank, outs in enumerate(output_lists):
             if len(list_tensors(outs, "output_lists")) != len(xs):
                 raise CallError(
@@ -158,19 +151,17 @@ class Transfers(Issuing):
                     )
         check_memory(xs)
         columns = list(zip(*output_lists, strict=True))
-        handles = [self._all_gather(list(outs), x, limit) for outs, x in zip(columns, xs, strict=True)]
+        handles = [self._issue_all_gather(list(outs), x, limit) for outs, x in zip(columns, xs, strict=True)]
         return Work(JoinedOperations(handles), output_lists)
 
-    def _all_gather(self, parts: Tensors, tensor: torch.Tensor, limit: float, key: CallKey | None = None) -> Handle:
-        """Issue the all-gather of one tensor to a list with one output for each rank.
+    def _issue_all_gather(
+        self, parts: Tensors, tensor: torch.Tensor, limit: float, key: CallKey | None = None
+    ) -> Handle:
+        """Issue the all-gather of one tensor to a list with an output for each rank, of the size of its tensor.
 
-        Args:
-            parts: The outputs, one for each rank, of the size of that rank's tensor.
-            tensor: This rank's tensor.
-            limit: Time limit, in seconds.
-            key: Name of the call for `_issue_again`; a call with unequal sizes is never kept.
+        A call with unequal sizes is not kept under `key`.
         """
-        self._check_count(parts, "output_tensors")
+        self._check_tensor_count(parts, "output_tensors")
         check_same_kind([tensor, *parts], "output_tensors, input")
         counts, own = [part.numel() for part in parts], self._group.rank
         if counts[own] != tensor.numel():
@@ -178,10 +169,12 @@ class Transfers(Issuing):
                 f"output_tensors: number {own} is for this rank's own tensor, which has {tensor.numel()} elements, "
                 f"and has {counts[own]}; pass an output of its size"
             )
-        even, out = None if len(set(counts)) == 1 else counts, _joined_array(parts, tensor)
-        copy_back = None if out is not None else lambda gathered: copy_blocks(gathered, parts)
+        even, out = None if len(set(counts)) == 1 else counts, _join_as_array(parts, tensor)
+        copy_back = None if out is not None else lambda gathered: copy_flat_to_tensors(gathered, parts)
         key = key if even is None else None
-        return self._issue(copy_back, "all_gather", flat_input(tensor), out, counts=even, limit=limit, key=key)
+        return self._issue_operation(
+            copy_back, "all_gather", flat_input(tensor), out, counts=even, limit=limit, key=key
+        )
 
     @c10d_operation("_allgather_base_", "all_gather")
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
@@ -193,9 +186,9 @@ class Transfers(Issuing):
             opts: See `Transfers`.
         """
         key = "all_gather", input.dtype, input.numel(), output.dtype, output.numel()
-        if (work := self._issue_again(key, input, output, opts, [output])) is not None:
+        if (work := self._reissue_call(key, input, output, opts, [output])) is not None:
             return work
-        return Work(self._all_gather_single(output, input, self._limit_s(opts, None), key), [output])
+        return Work(self._issue_all_gather_single(output, input, self._time_limit_s(opts, None), key), [output])
 
     @c10d_operation("allgather_into_tensor_coalesced_", "all_gather")
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -207,29 +200,22 @@ class Transfers(Issuing):
             opts: See `Transfers`.
         """
         outputs, inputs = self._check_outputs_and_inputs(outputs, inputs, joined_side="outputs")
-        limit = self._limit_s(opts, None)
-        fused, rest = self._split_by_size(outputs, inputs)
-        handles = [self._all_gather_single(outputs[i], inputs[i], limit) for i in rest]
+        limit = self._time_limit_s(opts, None)
+        fused, rest = self._split_indices_by_size(outputs, inputs)
+        handles = [self._issue_all_gather_single(outputs[i], inputs[i], limit) for i in rest]
         outs, xs = [outputs[i] for i in fused], [inputs[i] for i in fused]
         return Work(JoinedOperations([*handles, *self._issue_fused("all_gather", outs, xs, limit=limit)]), outputs)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def _all_gather_single(
+    def _issue_all_gather_single(
         self, output: torch.Tensor, x: torch.Tensor, limit: float, key: CallKey | None = None
     ) -> Handle:
-        """Issue the all-gather of one tensor to one output.
-
-        Args:
-            output: Tensor of the result.
-            x: This rank's tensor.
-            limit: Time limit, in seconds.
-            key: Name of the call for `_issue_again`; None: it is not kept.
-        """
+        """Issue the all-gather of the tensor `x` to one output."""
         check_same_kind([output, x], "output, input")
         out, copy_back = flat_output(output)
-        return self._issue(copy_back, "all_gather", flat_input(x), out, limit=limit, key=key)
+        return self._issue_operation(copy_back, "all_gather", flat_input(x), out, limit=limit, key=key)
 
     @c10d_operation("gather_", "gather")
     def gather(
@@ -250,24 +236,26 @@ class Transfers(Issuing):
         """
         tensor = one_tensor(input_tensors, "input_tensors")
         dst = get_root(opts, root)
-        limit, key = self._limit_s(opts, timeout), ("gather", tensor.dtype, tensor.numel(), dst)
+        limit, key = self._time_limit_s(opts, timeout), ("gather", tensor.dtype, tensor.numel(), dst)
         if self._group.rank != dst:
             if output_tensors and output_tensors != [[]]:
                 own = f"this is rank {self._group.rank}"
                 raise CallError(f"output_tensors: {own}, and only rank {dst} (dst) receives; pass none here")
-            if timeout is None and (work := self._issue_again(key, tensor, None, opts, [])) is not None:
+            if timeout is None and (work := self._reissue_call(key, tensor, None, opts, [])) is not None:
                 return work
-            return Work(self._issue(None, "gather", flat_input(tensor), dst, limit=limit, key=key), [])
-        whole = self._joined_parts(output_tensors, tensor) if timeout is None else None
+            return Work(self._issue_operation(None, "gather", flat_input(tensor), dst, limit=limit, key=key), [])
+        whole = self._join_adjacent_parts(output_tensors, tensor) if timeout is None else None
         parts = list_parts(output_tensors, "output_tensors")
-        if whole is not None and (work := self._issue_again(key, tensor, whole, opts, parts)) is not None:
+        if whole is not None and (work := self._reissue_call(key, tensor, whole, opts, parts)) is not None:
             return work
-        self._check_count(parts, "output_tensors")
+        self._check_tensor_count(parts, "output_tensors")
         check_same_kind([tensor, *parts], "output_tensors, input")
-        self._check_sizes(parts, tensor, "output_tensors")
-        out = _joined_array(parts, tensor)
-        copy_back = None if out is not None else lambda gathered: copy_blocks(gathered, parts)
-        return Work(self._issue(copy_back, "gather", flat_input(tensor), dst, out, limit=limit, key=key), parts)
+        self._check_element_counts(parts, tensor, "output_tensors")
+        out = _join_as_array(parts, tensor)
+        copy_back = None if out is not None else lambda gathered: copy_flat_to_tensors(gathered, parts)
+        return Work(
+            self._issue_operation(copy_back, "gather", flat_input(tensor), dst, out, limit=limit, key=key), parts
+        )
 
     @c10d_operation("scatter_", "scatter")
     def scatter(
@@ -288,36 +276,34 @@ class Transfers(Issuing):
         """
         output = one_tensor(output_tensors, "output_tensors")
         src = get_root(opts, root)
-        limit, key = self._limit_s(opts, timeout), ("scatter", output.dtype, output.numel(), src)
+        limit, key = self._time_limit_s(opts, timeout), ("scatter", output.dtype, output.numel(), src)
         is_root = self._group.rank == src
-        source = self._joined_parts(input_tensors, output) if is_root else None
+        source = self._join_adjacent_parts(input_tensors, output) if is_root else None
         has_extra_parts = not is_root and bool(input_tensors) and input_tensors != [[]]
         # issued as an earlier call only if the root's inputs follow each other in memory, and other ranks pass none
         may_come_again = timeout is None and (source is not None if is_root else not has_extra_parts)
-        if may_come_again and (work := self._issue_again(key, source, output, opts, [output])) is not None:
+        if may_come_again and (work := self._reissue_call(key, source, output, opts, [output])) is not None:
             return work
         out, copy_back = flat_output(output)
         if is_root:
             parts = list_parts(input_tensors, "input_tensors")
-            self._check_count(parts, "input_tensors")
+            self._check_tensor_count(parts, "input_tensors")
             check_same_kind([output, *parts], "output, input_tensors")
-            self._check_sizes(parts, output, "input_tensors")
-            side_by_side = _joined_array(parts, output)
+            self._check_element_counts(parts, output, "input_tensors")
+            side_by_side = _join_as_array(parts, output)
             flat = flat_input(torch.cat([part.reshape(-1) for part in parts])) if side_by_side is None else side_by_side
         elif has_extra_parts:
             own = f"this is rank {self._group.rank}"
             raise CallError(f"input_tensors: {own}, and only rank {src} (src) sends; pass none here")
         else:  # never read, but `scatter` of the group takes size and dtype from it
             flat = np.empty(out.size * self._group.size, out.dtype)
-        return Work(self._issue(copy_back, "scatter", flat, src, out, limit=limit, key=key), [output])
+        return Work(self._issue_operation(copy_back, "scatter", flat, src, out, limit=limit, key=key), [output])
 
-    def _joined_parts(self, parts: Any, like: torch.Tensor) -> torch.Tensor | None:
+    def _join_adjacent_parts(self, parts: Any, like: torch.Tensor) -> torch.Tensor | None:
         """Return the flat tensor over one part for each rank, if they follow each other in memory; else None.
 
-        Args:
-            parts: A list with a part for each rank, or a list that has only this list; None is returned for anything
-                else.
-            like: Tensor with the dtype and the size that each part must have.
+        The parts may also be the only list in a list. None also for anything else, and if a part has not the dtype and
+        size of `like`.
         """
         if type(parts) is list and len(parts) == 1 and type(parts[0]) is list:
             parts = parts[0]
@@ -349,12 +335,12 @@ class Transfers(Issuing):
             opts: This and the others: see `Transfers`.
         """
         check_same_kind([output, input], "output, input")
-        limit = self._limit_s(opts, timeout)
+        limit = self._time_limit_s(opts, timeout)
         if not output_split_sizes and not input_split_sizes:
-            return self._all_to_all_even(output, input, limit, opts)
+            return self._exchange_equal_parts(output, input, limit, opts)
         parts = _split_rows(output, output_split_sizes, self._group.size, "output_split_sizes")
         sent = _split_rows(input, input_split_sizes, self._group.size, "input_split_sizes")
-        return self._all_to_all("all_to_all_single", parts, sent, limit, value=output)
+        return self._exchange_by_messages("all_to_all_single", parts, sent, limit, value=output)
 
     alltoall_base = all_to_all_single
 
@@ -370,21 +356,14 @@ class Transfers(Issuing):
             opts: This and the others: see `Transfers`.
         """
         outs, xs = list_tensors(output_tensors, "output_tensors"), list_tensors(input_tensors, "input_tensors")
-        self._check_count(outs, "output_tensors")
-        self._check_count(xs, "input_tensors")
+        self._check_tensor_count(outs, "output_tensors")
+        self._check_tensor_count(xs, "input_tensors")
         check_same_kind([*outs, *xs], "output_tensors, input_tensors")
         check_memory([*outs, *xs])
-        return self._all_to_all("all_to_all", outs, xs, self._limit_s(opts, timeout), value=outs)
+        return self._exchange_by_messages("all_to_all", outs, xs, self._time_limit_s(opts, timeout), value=outs)
 
-    def _all_to_all_even(self, output: torch.Tensor, x: torch.Tensor, limit: float, opts: Any) -> Work:
-        """Exchange equal parts of a tensor, by one collective.
-
-        Args:
-            output: Tensor of the result, which may overlap the input.
-            x: Tensor that is cut.
-            limit: Time limit, in seconds.
-            opts: Options of c10d.
-        """
+    def _exchange_equal_parts(self, output: torch.Tensor, x: torch.Tensor, limit: float, opts: Any) -> Work:
+        """Exchange equal parts of a tensor, by one collective; the output may overlap the input."""
         size = self._group.size
         for tensor, argument in ((output, "output"), (x, "input")):
             if tensor.dim() and tensor.size(0) % size:
@@ -393,27 +372,25 @@ class Transfers(Issuing):
                     f"{argument}_split_sizes"
                 )
         key = "all_to_all", x.dtype, x.numel(), output.dtype, output.numel()
-        if (work := self._issue_again(key, x, output, opts, [output], "all_to_all_single")) is not None:
+        if (work := self._reissue_call(key, x, output, opts, [output], "all_to_all_single")) is not None:
             return work
         out, copy_back = flat_output(output)
         source = flat_input(x)
-        if overlaps(output, x):
+        if share_storage(output, x):
             source = source.copy()
-        handle = self._issue(copy_back, "all_to_all", source, out, limit=limit, key=key, name="all_to_all_single")
+        handle = self._issue_operation(
+            copy_back, "all_to_all", source, out, limit=limit, key=key, name="all_to_all_single"
+        )
         return Work(handle, [output])
 
-    def _all_to_all(self, name: str, parts: Tensors, sent: Tensors, limit: float, value: Any) -> Work:
+    def _exchange_by_messages(self, name: str, parts: Tensors, sent: Tensors, limit: float, value: Any) -> Work:
         """Send each part as a message, so that no rank has to know the sizes of messages between other ranks.
 
-        Args:
-            name: Name of the operation in records.
-            parts: Tensors that are received, by rank.
-            sent: Tensors that are sent, by rank.
-            limit: Time limit, in seconds.
-            value: Result of the Work: the list of outputs, or the only output.
+        `parts` are received and `sent` sent, by rank. `name` is that of the operation in records. `value`, the list of
+        outputs or the only output, is the result of the Work.
         """
         handles: list[Handle] = []
-        issue = partial(self._issue, limit=limit, site=users_frame(), name=name)
+        issue = partial(self._issue_operation, limit=limit, site=users_frame(), name=name)
         for rank in range(self._group.size):
             out, copy_back = flat_output(parts[rank])
             handles.append(issue(copy_back, "receive_flat", out, rank, _ALL_TO_ALL_TAG))
@@ -430,7 +407,7 @@ class Transfers(Issuing):
             dst: Receiving rank in the group.
             tag: Tag of the message.
         """
-        return self._message("send_flat", tensors, dst, tag)
+        return self._begin_message("send_flat", tensors, dst, tag)
 
     @c10d_operation("recv_", "recv")
     def recv(self, tensors: Any, src: int, tag: int) -> Work:
@@ -441,24 +418,17 @@ class Transfers(Issuing):
             src: Sending rank in the group.
             tag: Tag of the message.
         """
-        return self._message("receive_flat", tensors, src, tag)
+        return self._begin_message("receive_flat", tensors, src, tag)
 
     @c10d_operation("recv_any_source_", "recv")
     def recv_anysource(self, tensors: Any, tag: int) -> Work:
         """Receive a tensor from any rank, which `work.source_rank()` returns. Arguments are as of `recv`."""
-        return self._message("receive_flat", tensors, None, tag)
+        return self._begin_message("receive_flat", tensors, None, tag)
 
     recvAnysource = recv_anysource
 
-    def _message(self, name: str, tensors: Any, peer: int | None, tag: int) -> Work:
-        """Begin a send or a receive.
-
-        Args:
-            name: "send_flat" or "receive_flat", the method of the group.
-            tensors: The tensor, or a list with only this tensor.
-            peer: The other rank in the group; None: receive from any rank.
-            tag: Tag of the message.
-        """
+    def _begin_message(self, name: str, tensors: Any, peer: int | None, tag: int) -> Work:
+        """Begin a send or a receive by the method `name` of the group; `peer` None receives from any rank."""
         tensor = one_tensor(tensors, "tensors")
         if not 0 <= tag < _TAGS:
             raise CallError(f"tag: expected 0 to {_TAGS - 1}, got {tag}")
@@ -480,32 +450,22 @@ class Transfers(Issuing):
         array, copy_back = flat_output(tensor) if receives else (flat_input(tensor), None)
         future = self._issue_on_group(name, (array, peer, tag), {}, limit_s, frame)
         if plain:
-            self._group._messages.keep(key, future)
+            self._group._messages.keep_for_reissue(key, future)
         if receives and source is None:
             source = lambda: int(future.src)  # noqa: E731
         return Work(future if copy_back is None else JoinedOperations([future], copy_back), [tensor], source)
 
 
-def _joined_array(parts: Tensors, other: torch.Tensor) -> Array | None:
-    """Return tensors that follow each other in memory as one array.
-
-    None if they have gaps, or share memory with `other`.
-    """
-    whole = None if overlaps(parts[0], other) else join_adjacent(parts)
+def _join_as_array(parts: Tensors, other: torch.Tensor) -> Array | None:
+    """Return tensors that follow each other in memory as one array; None if not, or if `other` shares the memory."""
+    whole = None if share_storage(parts[0], other) else join_adjacent(parts)
     return None if whole is None else as_array(whole)
 
 
 def _split_rows(tensor: torch.Tensor, sizes: Sequence[int], ranks: int, argument: str) -> Tensors:
-    """Return the parts of a tensor along axis 0.
+    """Return the parts of a tensor along axis 0, of `sizes` rows; if that is empty, equal ones for all ranks.
 
-    Args:
-        tensor: The tensor.
-        sizes: Number of rows of each part; empty: all parts are equal.
-        ranks: Number of ranks, each of which has a part.
-        argument: Name of the sizes in the program's call, for messages.
-
-    Raises:
-        CallError: The sizes are not one for each rank, or do not add up to the rows of the tensor.
+    Raises a `CallError` if the sizes are not one for each rank, or do not add up to the rows of the tensor.
     """
     if not sizes:
         sizes = [tensor.size(0) // ranks] * ranks

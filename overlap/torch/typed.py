@@ -36,7 +36,7 @@ def needs_typed_future(tensors: object) -> bool:
     return isinstance(tensors, list) and len(tensors) == 1 and tensors[0].dtype is torch.float16
 
 
-def future(wait_for_result: Callable[[], list[torch.Tensor]]) -> Any:
+def make_typed_future(wait_for_result: Callable[[], list[torch.Tensor]]) -> Any:
     """Return a typed future of the result of `wait_for_result`, which a thread of torch's pool calls once.
 
     A scripted function takes no Python function as argument. So it gets a number, by which `_wait_once` finds
@@ -57,15 +57,15 @@ def _wait_once(number: int) -> list[torch.Tensor]:
     return _waits.pop(number)()
 
 
-def _fork(number: int) -> torch.jit.Future[list[torch.Tensor]]:
+def _fork_wait(number: int) -> torch.jit.Future[list[torch.Tensor]]:
     """Start the wait of a number in torch's pool, and return its future."""
     return torch.jit.fork(_wait_in_pool, number)
 
 
 @cache
 def _scripted_fork() -> Any:
-    """Return `_fork` as a scripted function, whose future is a typed one."""
+    """Return `_fork_wait` as a scripted function, whose future is a typed one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which has no successor for this
         torch.jit.ignore(_wait_once)
-        return torch.jit.script(_fork)
+        return torch.jit.script(_fork_wait)

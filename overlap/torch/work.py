@@ -19,12 +19,12 @@ import torch.distributed as dist
 import trio
 
 from ..errors import OverlapError
-from ..runtime.callbacks import call_anywhere
+from ..runtime.callbacks import call_when_settled
 from ..runtime.future import Future
 from ..runtime.settling import Settling, settle, wait_until_settled
 from ..runtime.state import DONE
 from . import typed
-from .errors import backend_error, timed_out
+from .errors import backend_error, timeout_text
 from .operations import exclude_from_compiler
 
 # Longest wait for the end of a profiler's record. The thread that ends the operation writes it within microseconds; if
@@ -92,7 +92,7 @@ class JoinedOperations:
         for handle in self._handles if timeout is None else ():
             handle.exception()
         if not wait_until_settled(self._ended, timeout):
-            raise TimeoutError(f"{self._unfinished_count} operations have not ended")
+            raise TimeoutError(f"{self._unfinished_count} operations have not ended; pass a longer timeout")
         return self._error
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
@@ -165,8 +165,8 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
             # raised before the limit, so by the program's handler of a signal
             if seconds is None or monotonic() - begun_s < seconds:
                 raise
-            advice = "look at which rank has not issued it (`overlap why`), or pass a longer timeout"
-            raise dist.DistBackendError(f"{timed_out(seconds, error)}; {advice}") from error
+            advice = "or look at which rank has not issued it (`overlap why`)"
+            raise dist.DistBackendError(f"{timeout_text(seconds, error)}, {advice}") from error
         except (OverlapError, trio.WouldBlock) as error:
             raise backend_error(error) from error
         if self._recorded is not None:
@@ -214,7 +214,7 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
         # two frames of this package lie above the caller: this method, and the wrapper of `exclude_from_compiler`
         for_backward = self._future is None and typed.is_for_backward(2)
         if for_backward and typed.needs_typed_future(self._tensors):
-            self._future = typed.future(lambda: cast("list[torch.Tensor]", self._wait_for_tensors(None)))
+            self._future = typed.make_typed_future(lambda: cast("list[torch.Tensor]", self._wait_for_tensors(None)))
         if self._future is None:
             start: torch.futures.Future[None] = torch.futures.Future()
             self._future = start.then(self._wait_for_tensors)  # C++ only sees errors that are raised in `then`
@@ -257,7 +257,7 @@ def call_at_end(handle: Handle, callback: Callable[[Any], object]) -> None:
     The callback neither waits nor fails.
     """
     if isinstance(handle, Future):
-        call_anywhere(handle, callback)
+        call_when_settled(handle, callback)
     else:
         handle.add_done_callback(callback)
 

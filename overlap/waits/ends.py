@@ -73,7 +73,7 @@ class CallRecord(Struct, frozen=True, kw_only=True, array_like=True):
         return self.members[self.op == "send"]
 
 
-def call_of(fields: Mapping[str, object]) -> CallRecord:
+def parse_call_fields(fields: Mapping[str, object]) -> CallRecord:
     """Return the call in the fields of a flight record that Overlap has written.
 
     Args:
@@ -88,13 +88,13 @@ def call_of(fields: Mapping[str, object]) -> CallRecord:
         **fields,
         "name": "" if name == op else name,
         "members": parse_rank_list(str(members)) if members else (),
-        "form": form_of(str(fields.get("form", ""))),
+        "form": parse_call_form(str(fields.get("form", ""))),
     }
     # The constructor of a Struct does not check types; `convert` does, from the array that this Struct is encoded as.
     return convert(astuple(CallRecord(**values)), CallRecord)  # type: ignore[arg-type]
 
 
-def form_of(text: str) -> str:
+def parse_call_form(text: str) -> str:
     """Return the arguments in the text of a call, or "" if the call has no array.
 
     "all_reduce(float32 (4,), op='sum')" gives "float32 (4,), op='sum'"; "barrier(None)" gives "".

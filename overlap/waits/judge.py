@@ -1,7 +1,7 @@
 """The verdict on ranks that wait: which rank is the cause, and whether the others can ever go on. Pure.
 
 The first kind that applies is the verdict, by cause and not by time: an error, an ended process, calls that differ,
-ranks that wait for each other, a rank that has not come. `wording.sentence` has each kind as text.
+ranks that wait for each other, a rank that has not come. `wording.wait_sentence` has each kind as text.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def judge(views: Iterable[RankView], size: int) -> WaitVerdict:
     rank waits.
     """
     world = WaitIndex(views, size)
-    differing = _find_mismatched_calls(world)
+    differing = _judge_mismatched_calls(world)
     # A difference that stops a rank is the cause; any other difference is only mentioned beside the verdict.
-    current = next((each for each in differing if _concerns_waits(each)), None)
-    found = _judge_failure(world) or current or _judge_cycle(world, world.stuck, may_end=False)
+    current = next((each for each in differing if _stops_rank(each)), None)
+    found = _judge_failure(world) or current or _judge_cycle(world, world.stuck_ranks, may_end=False)
     found = found or _judge_absence(world) or _judge_possible_cycle(world)
     earlier = next((each for each in differing if each is not current), None)
     if found is None:
@@ -111,7 +111,7 @@ class WaitIndex:
 
     def __init__(self, views: Iterable[RankView], size: int) -> None:
         newest_views, self.doubtful = _newest_views(views)
-        self.views: dict[int, RankView] = _add_unknown_ranks(_name_groups_apart(newest_views), size)
+        self.views: dict[int, RankView] = _add_unknown_ranks(_rename_equal_groups(newest_views), size)
         # A `defaultdict`: looking for an operation that nobody has called finds no ends.
         self.ends_at: dict[tuple[str, str, int], dict[int, End]] = defaultdict(dict)
         self._newest: dict[tuple[str, int, str], int] = {}  # highest number, by key, rank and role
@@ -121,11 +121,10 @@ class WaitIndex:
         self.waits: dict[int, list[End]] = {
             rank: ends
             for rank, view in self.views.items()
-            if view.seen is Seen.WAITS and (ends := self.lacking_ends(view))
+            if view.seen is Seen.WAITS and (ends := self.waiting_ends(view))
         }
 
     def _index_ends(self) -> None:
-        """Enter the ends of all views into the tables of this index."""
         ends_at, newest = self.ends_at, self._newest
         for view in self.views.values():
             for end in view.ends:
@@ -138,7 +137,7 @@ class WaitIndex:
                     if not role:
                         self.calls.setdefault(call.key, {}).setdefault(rank, []).append(end)
 
-    def lacking_ends(self, view: RankView) -> list[End]:
+    def waiting_ends(self, view: RankView) -> list[End]:
         """Return the operations in which a rank waits for others, or [] if it can go on by itself.
 
         A rank whose tasks await several operations goes on as soon as one of them can end.
@@ -167,13 +166,13 @@ class WaitIndex:
         other_role = {"send": "recv", "recv": "send"}.get(call.op, "")
         if end.lacks is not None:
             # The source has listed the absent ranks, and some may have arrived since.
-            return tuple(rank for rank in end.lacks if not self._has_come(rank, other_role, end))
+            return tuple(rank for rank in end.lacks if not self._has_arrived(rank, other_role, end))
         if call.any_source:
             # It meets no send until it has chosen one. Without known members, any rank of the world may send.
             return tuple(rank for rank in call.members or self.views if rank != end.rank)
         if call.is_message:
             peers = call.members if call.peer is None else (call.peer,)
-            return () if any(self._has_come(rank, other_role, end) for rank in peers) else peers
+            return () if any(self._has_arrived(rank, other_role, end) for rank in peers) else peers
         return self._absent_members(end)
 
     def _absent_members(self, end: End) -> tuple[int, ...]:
@@ -181,12 +180,12 @@ class WaitIndex:
         if end.meeting not in self._absent:
             # Without known members, the ranks with any call under this key count as the members.
             members = end.call.members or self.calls[end.call.key]
-            self._absent[end.meeting] = tuple(rank for rank in members if not self._has_come(rank, "", end))
-        # Ranks that wait for the same ranks get one tuple object: `stuck` uses it as a key for thousands of ranks.
+            self._absent[end.meeting] = tuple(rank for rank in members if not self._has_arrived(rank, "", end))
+        # Ranks that wait for the same ranks get one tuple object: `stuck_ranks` has it as a key for thousands of ranks.
         absent = self._absent[end.meeting]
         return tuple(rank for rank in absent if rank != end.rank) if end.rank in absent else absent
 
-    def _has_come(self, rank: int, role: str, end: End) -> bool:
+    def _has_arrived(self, rank: int, role: str, end: End) -> bool:
         """Whether `rank` has arrived at the operation of `end`, in a role: "send", "recv", or "" for a collective."""
         other_end = self.ends_at[end.call.key, role, end.seq].get(rank)
         if other_end is not None:
@@ -204,7 +203,7 @@ class WaitIndex:
             return not absent
         return all(rank in self.ends_at[end.call.key, "", end.seq] for rank in absent)
 
-    def waiters(self, culprits: Collection[int]) -> tuple[End | None, tuple[int, ...]]:
+    def find_waiters(self, culprits: Collection[int]) -> tuple[End | None, tuple[int, ...]]:
         """Return the operation in which most other ranks wait for `culprits`, and the ranks that wait in it.
 
         Returns:
@@ -224,7 +223,7 @@ class WaitIndex:
         return first, tuple(dict.fromkeys(end.rank for end in ends if end.meeting == first.meeting))
 
     @cached_property
-    def stuck(self) -> dict[int, list[int]]:
+    def stuck_ranks(self) -> dict[int, list[int]]:
         """Ranks that can never go on: each with the list of ranks that it waits for and that never go on either.
 
         A collective waits for all its absent ranks, a receive from any source for one of them. If ranks 0 and 1 wait
@@ -261,7 +260,7 @@ class WaitIndex:
             if rank not in can
         }
 
-    def moves(self, rank: int) -> bool:
+    def is_moving(self, rank: int) -> bool:
         """Whether a rank's program has gone on since the previous look, and runs no function of `compute` now."""
         view = self.views[rank]
         return view.seen is Seen.GOES_ON and view.running_function is None
@@ -280,7 +279,7 @@ def _newest_views(views: Iterable[RankView]) -> tuple[dict[int, RankView], set[i
     return newest, doubtful
 
 
-def _name_groups_apart(views: dict[int, RankView]) -> dict[int, RankView]:
+def _rename_equal_groups(views: dict[int, RankView]) -> dict[int, RankView]:
     """Return views in which groups, or streams, of one name differ by it, if ranks are in collectives of several."""
     opened = {(end.call.group, end.call.variant) for view in views.values() for end in view.ends if end.is_open}
     variants = Counter(group for group, variant in opened if variant)
@@ -289,7 +288,7 @@ def _name_groups_apart(views: dict[int, RankView]) -> dict[int, RankView]:
 
     renamed: dict[int, CallRecord] = {}  # by the id of the call: ends share one object of equal calls, also afterwards
 
-    def named_apart(end: End) -> End:
+    def rename_group(end: End) -> End:
         call = end.call
         if variants[call.group] < 2 or not call.variant:
             return end
@@ -297,16 +296,11 @@ def _name_groups_apart(views: dict[int, RankView]) -> dict[int, RankView]:
             renamed[id(call)] = replace(call, group=f"{call.group} ({call.variant})")
         return replace(end, call=renamed[id(call)])
 
-    return {rank: replace(view, ends=tuple(map(named_apart, view.ends))) for rank, view in views.items()}
+    return {rank: replace(view, ends=tuple(map(rename_group, view.ends))) for rank, view in views.items()}
 
 
 def _add_unknown_ranks(views: Mapping[int, RankView], size: int) -> dict[int, RankView]:
-    """Return a view of each rank, in the order of ranks; ranks without one get a view with `Seen.NO_RECORD`.
-
-    Args:
-        views: View of each known rank.
-        size: Ranks of the world; ranks above it are added if operations name them.
-    """
+    """Return all views by rank; ranks below `size`, or named by operations, without one get `Seen.NO_RECORD`."""
     ends = [end for view in views.values() for end in view.ends]
     # Many ends share one tuple of members: each tuple is looked through once.
     named_ranks = {id(ranks): ranks for end in ends for ranks in (end.call.members, end.lacks) if ranks}
@@ -334,7 +328,7 @@ def _judge_failure(world: WaitIndex) -> WaitVerdict | None:
             # All ranks of an ended process are culprits; -1 is an unknown process, which groups nothing.
             same = [view.rank for view in guilty if view.process == worst.process != -1 and kind is Kind.DEAD]
             culprits = tuple(same or [worst.rank])
-            end, waiters = world.waiters(culprits)
+            end, waiters = world.find_waiters(culprits)
             return WaitVerdict(kind=kind, culprits=culprits, waiters=waiters, end=end, view=worst)
     return None
 
@@ -342,41 +336,30 @@ def _judge_failure(world: WaitIndex) -> WaitVerdict | None:
 # -- calls that differ ---------------------------------------------------------------------------------------------
 
 
-def _find_mismatched_calls(world: WaitIndex) -> list[WaitVerdict]:
-    """Return a verdict on the first call of each group where ranks differ, and one on each open message that differs.
-
-    The verdicts are in the order of issue.
-    """
+def _judge_mismatched_calls(world: WaitIndex) -> list[WaitVerdict]:
+    """Return, in the order of issue, verdicts on each group's first difference and on open messages that differ."""
     # Keys of groups in which a rank waits. If a rank of these has left a call out, its next call may look the same, and
     # only the line differs.
     blocked = {end.call.key for ends in world.waits.values() for end in ends}
     found = [
         verdict
         for key, calls in world.calls.items()
-        if len(calls) > 1 and (verdict := _first_difference(world, key, calls, by_line=key in blocked)) is not None
+        if len(calls) > 1 and (verdict := _judge_calls(world, key, calls, by_line=key in blocked)) is not None
     ]
-    found += _find_message_differences(world)
+    found += _judge_message_differences(world)
     return sorted(found, key=lambda verdict: min((end.issued_ns for end in verdict.ends), default=0))
 
 
-def _concerns_waits(difference: WaitVerdict) -> bool:
+def _stops_rank(difference: WaitVerdict) -> bool:
     """Whether calls that differ stop a rank; calls that have ended on all ranks do not."""
     return difference.kind is Kind.SKIPPED or any(end.is_open for end in difference.ends)
 
 
-def _first_difference(
-    world: WaitIndex, key: str, calls: Mapping[int, list[End]], *, by_line: bool
-) -> WaitVerdict | None:
-    """Return the verdict on the first number of a group that ranks have called differently.
+def _judge_calls(world: WaitIndex, key: str, calls: Mapping[int, list[End]], *, by_line: bool) -> WaitVerdict | None:
+    """Return the verdict on the first number of a group that ranks have called differently, or None.
 
-    Args:
-        world: All views.
-        key: Key of the group.
-        calls: Collectives of each rank under this key, in the order of issue; each rank has one or more.
-        by_line: Whether to compare also the lines of calls that are alike, which shows a call left out.
-
-    Returns:
-        None if no number was called differently, or if only lines differ and no call was left out.
+    With `by_line`, the lines of calls that are alike are compared, too, which shows a call left out. Each rank has one
+    or more `calls`, in the order of issue.
     """
     # Records keep only the last operations: begin with the first number that all ranks may have.
     first = max(ends[0].seq for ends in calls.values())
@@ -408,30 +391,24 @@ def _judge_difference(
 ) -> WaitVerdict | None:
     """Return the verdict on ranks whose calls with the same sequence number in a group differ.
 
-    Args:
-        world: All views.
-        calls: Collectives of each rank in the group, in the order of issue.
-        here: The ends (sides of the operation) with that number, by rank.
-        sides: Lists of ranks that called alike, the smallest first; two or more.
-        alike: Whether only the lines of the calls differ.
-
-    Returns:
-        SKIPPED, SWAPPED or MISMATCH; None if only lines differ and no side has left a call out.
+    `here` has the ends with that number; `sides` are two or more lists of ranks that called alike, the smallest first.
+    With `alike`, only the lines differ. The kind is SKIPPED, SWAPPED or MISMATCH. None if only lines differ and no side
+    has left a call out.
     """
     # `odd` is the smallest side, taken to be wrong; `usual` is the largest. `mine` and `theirs` are the calls of each.
     odd, *_, usual = sides
     mine, theirs = here[min(odd)], here[min(usual)]
     # "Never": no rank of the side makes the other side's call later. A side that does has not left that call out:
     # either it has made a call too many before, or the order is another one.
-    odd_never = not any(_calls_later(calls[rank], theirs, by_line=alike) for rank in odd)
-    usual_never = not any(_calls_later(calls[rank], mine, by_line=alike) for rank in usual)
+    odd_never = not any(_has_later_call(calls[rank], theirs, by_line=alike) for rank in odd)
+    usual_never = not any(_has_later_call(calls[rank], mine, by_line=alike) for rank in usual)
     if alike and odd_never == usual_never:
         return None
     # Only one side leaves a call out: that side is at fault, even if it is the larger one.
     if usual_never and not odd_never:
         odd, usual, mine, theirs, odd_never, usual_never = usual, odd, theirs, mine, usual_never, odd_never
     if odd_never and not usual_never:
-        end, waiters = world.waiters(odd)
+        end, waiters = world.find_waiters(odd)
         if end is None:
             end, waiters = theirs, tuple(rank for rank in sorted(usual) if here[rank].is_open)
         return WaitVerdict(
@@ -446,14 +423,8 @@ def _judge_difference(
     )  # fmt: skip
 
 
-def _calls_later(line: Sequence[End], end: End, *, by_line: bool) -> bool:
-    """Whether a rank makes the same call later, and, with `by_line`, at the same line.
-
-    Args:
-        line: The collectives of the rank in the group, in the order of issue.
-        end: The call to look for; only calls with a higher number count.
-        by_line: Whether the line must be the same, too.
-    """
+def _has_later_call(line: Sequence[End], end: End, *, by_line: bool) -> bool:
+    """Whether `line`, the collectives of a rank, has the call of `end` later again; with `by_line`, at its line."""
     return any(
         later.seq > end.seq
         and (later.call.op, later.call.form) == (end.call.op, end.call.form)
@@ -471,17 +442,14 @@ _PARTS = (
 
 
 def _differing_part(one: End, other: End) -> str:
-    """Return the word for the difference of two calls: "operations", "sizes", "roots", "dtypes" or "arguments".
-
-    The first that applies is taken: calls with other sizes and other dtypes give "sizes".
-    """
+    """Return the first that differs of "operations", "sizes", "roots" and "dtypes"; "arguments" for all else."""
     if one.call.op != other.call.op and not (one.call.is_message and other.call.is_message):
         return "operations"
     forms = one.call.form, other.call.form
     return next((name for name, part in _PARTS if len({tuple(part.findall(form)) for form in forms}) > 1), "arguments")
 
 
-def _find_message_differences(world: WaitIndex) -> Iterator[WaitVerdict]:
+def _judge_message_differences(world: WaitIndex) -> Iterator[WaitVerdict]:
     """Yield a MISMATCH for each unfinished message whose send and receive have different arguments."""
     for view in world.views.values():
         for send in view.ends:
@@ -500,21 +468,16 @@ def _find_message_differences(world: WaitIndex) -> Iterator[WaitVerdict]:
 def _judge_cycle(world: WaitIndex, waits: Mapping[int, Sequence[int]], *, may_end: bool) -> WaitVerdict | None:
     """Return the verdict CYCLE on ranks that wait for each other, or None if there are no such ranks.
 
-    If a rank of the cycle waits for a message that was sent with another tag, the verdict is TAGS. With `may_end` tags
-    are not looked at.
-
-    Args:
-        world: All views.
-        waits: By rank, the ranks that it waits for.
-        may_end: Whether a rank of the cycle may go on by itself.
+    If one waits for a message that was sent with another tag, the verdict is TAGS. With `may_end`, a rank may go on by
+    itself, and tags are not looked at.
     """
     cycle = find_cycle(waits)
     if not cycle:
         return None
     for rank in cycle:
-        if not may_end and (other_tag := _find_other_tag(world, rank)) is not None:
+        if not may_end and (other_tag := _judge_other_tag(world, rank)) is not None:
             return other_tag
-    ends = tuple(world.lacking_ends(world.views[rank])[0] for rank in cycle)
+    ends = tuple(world.waiting_ends(world.views[rank])[0] for rank in cycle)
     outside = tuple(ends[0] for rank, ends in world.waits.items() if rank not in cycle)
     return WaitVerdict(
         kind=Kind.CYCLE, culprits=tuple(cycle), waiters=tuple(end.rank for end in outside), ends=ends, others=outside,
@@ -529,18 +492,14 @@ def _judge_possible_cycle(world: WaitIndex) -> WaitVerdict | None:
     runs may only have issued the operation.
     """
     waits = {
-        rank: [other for end in world.lacking_ends(view) for other in world.absent_ranks(end)]
+        rank: [other for end in world.waiting_ends(view) for other in world.absent_ranks(end)]
         for rank, view in world.views.items()
     }
     return _judge_cycle(world, {rank: others for rank, others in waits.items() if others}, may_end=True)
 
 
-def _find_other_tag(world: WaitIndex, rank: int) -> WaitVerdict | None:
-    """Return the verdict TAGS if a rank waits in a receive while a message to it has a tag that it does not receive.
-
-    None if the rank waits in no receive that its program has called, or if no rank it waits for has sent such a
-    message.
-    """
+def _judge_other_tag(world: WaitIndex, rank: int) -> WaitVerdict | None:
+    """Return TAGS if a rank waits in a receive while a message to it has a tag that it does not receive, or None."""
     receive = next((end for end in world.waits[rank] if end.call.op == "recv"), None)
     # A message with a name is a part of another call, which chooses the tags.
     if receive is None or receive.call.name:
@@ -612,7 +571,7 @@ def _judge_absence(world: WaitIndex) -> WaitVerdict | None:
     Of several such ranks, ranks with a record come first, then ranks that are in no operation, then the rank that most
     ranks wait for.
     """
-    stuck = world.stuck
+    stuck = world.stuck_ranks
     leads = {
         rank: frozenset(stuck[rank] if rank in stuck else chain.from_iterable(map(world.absent_ranks, ends)))
         for rank, ends in world.waits.items()
@@ -620,10 +579,10 @@ def _judge_absence(world: WaitIndex) -> WaitVerdict | None:
     # `roots` wait for nobody, and others wait for them: directly, or through ranks between.
     roots = set().union(*leads.values()) - leads.keys()
     waiting = {root: _nodes_leading_to({root}, leads.keys(), leads) & (stuck or leads).keys() for root in roots}
-    moving = set().union(*(waiting[root] for root in roots if world.moves(root)))
+    moving = set().union(*(waiting[root] for root in roots if world.is_moving(root)))
     # Waits for a rank that moves will probably end by themselves. They count only if there are no others.
     votes = {root: count for root in roots if (count := len(waiting[root] - moving))}
-    votes = votes or {root: len(waiting[root]) for root in roots if world.moves(root)}
+    votes = votes or {root: len(waiting[root]) for root in roots if world.is_moving(root)}
     if not votes:
         return None
     views = world.views
@@ -639,15 +598,15 @@ def _judge_absence(world: WaitIndex) -> WaitVerdict | None:
         return views[rank].seen is not Seen.NO_RECORD, is_idle(rank), votes[rank], views[rank].site, -rank
 
     first = max(votes, key=weight)
-    end, _ = world.waiters([first])
+    end, _ = world.find_waiters([first])
     # Absent ranks in the same state, at the same line, are culprits together.
     lacking = world.absent_ranks(end) if end is not None else ()
     state_of_first = state(first)
     alike = tuple(rank for rank in sorted({first, *lacking} & set(votes)) if state(rank) == state_of_first)
-    end, waiters = world.waiters(alike)
+    end, waiters = world.find_waiters(alike)
     kind = {Seen.LEFT: Kind.LEFT, Seen.NO_RECORD: Kind.MISSING}.get(views[first].seen, Kind.LATE)
     if end is not None and end.call.is_message and kind is not Kind.MISSING:
-        tags = next(filter(None, (_find_other_tag(world, rank) for rank in waiters)), None)
+        tags = next(filter(None, (_judge_other_tag(world, rank) for rank in waiters)), None)
         if tags is not None:
             return tags
         kind = Kind.UNMATCHED if kind is Kind.LEFT else kind

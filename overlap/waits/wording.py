@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..ranklist import listed, named_ranks
-from ..units import columns
+from ..ranklist import format_rank_list, named_ranks
+from ..units import format_table
 from .ends import End, EndState, RankView, Seen
 from .judge import Kind, WaitIndex, WaitVerdict
 
@@ -18,7 +18,7 @@ _MOST_SIGNS = 4  # ranks of an ended process that get a line on their last opera
 _MOST_LISTED = 8  # operations that a sentence lists
 
 
-def title(end: End) -> str:
+def end_title(end: End) -> str:
     """Return the name of an operation with its line, such as "all_reduce #3 of group 'dp' (train.py:41)"."""
     call = end.call
     line = f" ({call.site})" if call.site else ""
@@ -32,23 +32,23 @@ def title(end: End) -> str:
     return f"{name} #{end.seq} {'to' if call.op == 'send' else 'from'} {peer}{tag}{line}"
 
 
-def sentence(verdict: WaitVerdict) -> str:
+def wait_sentence(verdict: WaitVerdict) -> str:
     """Return a verdict as one sentence, which begins with "cannot be told:" if the cause is not certain."""
     text = _SENTENCES[verdict.kind](verdict)
     if verdict.kind in _WITH_WAITERS:
-        text += _waiters_clause(verdict)
+        text += _waiting_ranks_clause(verdict)
     if verdict.doubtful:
         text = f"the records of {named_ranks(verdict.doubtful)} contradict each other; by the newest, {text}"
     is_unknown = verdict.doubtful or verdict.kind in (Kind.MISSING, Kind.WIRE, Kind.NOBODY)
     return f"cannot be told: {text}" if is_unknown else text
 
 
-def _waiters_clause(verdict: WaitVerdict) -> str:
+def _waiting_ranks_clause(verdict: WaitVerdict) -> str:
     """Return "; ranks ... wait for it in ...", or "" if no other rank waits."""
     if verdict.end is None or not verdict.waiters:
         return ""
     verb, them = "wait" + "s" * (len(verdict.waiters) == 1), "it" if len(verdict.culprits) == 1 else "them"
-    return f"; {named_ranks(verdict.waiters)} {verb} for {them} in {title(verdict.end)}"
+    return f"; {named_ranks(verdict.waiters)} {verb} for {them} in {end_title(verdict.end)}"
 
 
 def _ranks_have(ranks: Sequence[int]) -> str:
@@ -80,28 +80,28 @@ def _describe_mismatch(verdict: WaitVerdict) -> str:
 
 
 def _title_with_form(end: End) -> str:
-    return f"{title(end)}{f' with {end.call.form}' if end.call.form else ''}"
+    return f"{end_title(end)}{f' with {end.call.form}' if end.call.form else ''}"
 
 
 def _describe_swapped(verdict: WaitVerdict) -> str:
     one, other = verdict.ends
     odd = [rank for rank in verdict.culprits if rank not in verdict.waiters]
     return (
-        f"{named_ranks(odd)} called {title(one)} before {title(other)}, {named_ranks(sorted(verdict.waiters))} in the "
-        "other order: call the operations of a group in one order"
+        f"{named_ranks(odd)} called {end_title(one)} before {end_title(other)}, "
+        f"{named_ranks(sorted(verdict.waiters))} in the other order: call the operations of a group in one order"
     )
 
 
 def _describe_skipped(verdict: WaitVerdict) -> str:
     skipped, instead = verdict.ends
-    return f"{named_ranks(verdict.culprits)} skipped {title(skipped)} and called {title(instead)} instead"
+    return f"{named_ranks(verdict.culprits)} skipped {end_title(skipped)} and called {end_title(instead)} instead"
 
 
 def _describe_tags(verdict: WaitVerdict) -> str:
     receive, send = verdict.ends
     return (
-        f"rank {receive.rank} waits in {title(receive)}, and rank {send.rank} has sent {title(send)}, which nobody "
-        f"receives: the tags are {receive.call.tag} and {send.call.tag}"
+        f"rank {receive.rank} waits in {end_title(receive)}, and rank {send.rank} has sent "
+        f"{end_title(send)}, which nobody receives: the tags are {receive.call.tag} and {send.call.tag}"
     )
 
 
@@ -115,16 +115,10 @@ def _describe_cycle(verdict: WaitVerdict) -> str:
 
 
 def _list_by_operation(ends: Sequence[End], *, singular: str, plural: str) -> str:
-    """Return the ranks in each operation as text, such as "ranks 0-2 wait in all_reduce #3 of group 'dp'".
-
-    Args:
-        ends: For each rank, the operation in which it waits.
-        singular: Verb for one rank, such as "waits in".
-        plural: Verb for several ranks, such as "wait in".
-    """
+    """Return the ranks in each operation with a verb, as "ranks 0-2 wait in all_reduce #3 of group 'dp'"."""
     ranks: dict[str, list[int]] = {}
     for end in ends:
-        ranks.setdefault(title(end), []).append(end.rank)
+        ranks.setdefault(end_title(end), []).append(end.rank)
     parts = [f"{named_ranks(some)} {singular if len(some) == 1 else plural} {name}" for name, some in ranks.items()]
     more = [f"and {len(parts) - _MOST_LISTED} operations more"] if len(parts) > _MOST_LISTED else []
     return ", ".join([*parts[:_MOST_LISTED], *more])
@@ -157,7 +151,7 @@ def _describe_left(verdict: WaitVerdict) -> str:
 
 def _describe_unmatched(verdict: WaitVerdict) -> str:
     assert verdict.end is not None
-    finished = f"{_ranks_have(verdict.culprits)} finished without the other end of {title(verdict.end)}"
+    finished = f"{_ranks_have(verdict.culprits)} finished without the other end of {end_title(verdict.end)}"
     return f"{finished}, for which {named_ranks(verdict.waiters)} waits"
 
 
@@ -179,13 +173,7 @@ def _describe_late(verdict: WaitVerdict) -> str:
 
 
 def _describe_activity(view: RankView, awaited: End | None, first: str) -> str:
-    """Return a clause on the activity of a rank that has not arrived, such as "it computes 'loss'".
-
-    Args:
-        view: The rank.
-        awaited: The operation in which others wait for it; None if unknown.
-        first: Subject of the clause: "it" or "rank 3".
-    """
+    """Return what a rank that has not arrived does, such as "it computes 'loss'"; `first` is the subject."""
     its = "its" if first == "it" else f"{first}'s"
     running = view.running_function
     if running is not None:
@@ -197,12 +185,12 @@ def _describe_activity(view: RankView, awaited: End | None, first: str) -> str:
     own = [end for end in view.ends if end.is_open and end.call.meets]
     behind = next((end for end in own if awaited is not None and end.meeting == awaited.meeting), None)
     if behind is not None and not behind.has_arrived:
-        return f"{its} {title(behind)} {_STATES[behind.state]}"
+        return f"{its} {end_title(behind)} {_STATES[behind.state]}"
     # This rank waits for nobody: all known members have called the operation that it is in.
     if own:
-        return f"{first} is in {title(own[0])}, which all of its known members have called"
+        return f"{first} is in {end_title(own[0])}, which all of its known members have called"
     if view.ends:
-        return f"{its} last call was {title(view.ends[-1])}"
+        return f"{its} last call was {end_title(view.ends[-1])}"
     return f"{first} has called nothing" if view.seen is not Seen.ELSEWHERE else f"{its} program is elsewhere"
 
 
@@ -216,12 +204,12 @@ def _describe_last_activity(view: RankView) -> str:
         return f"{'computed' if running.call.op == 'compute' else 'ran'} {_function_title(running)}"
     own = [end for end in view.ends if end.is_open]
     if own:
-        return f"was in {title(own[0])}"
+        return f"was in {end_title(own[0])}"
     if view.site:
         return f"was at {view.site}"
     if view.process < 0 and not view.ends and view.how:
         return "has no record here"
-    return f"had last called {title(view.ends[-1])}" if view.ends else "had called nothing"
+    return f"had last called {end_title(view.ends[-1])}" if view.ends else "had called nothing"
 
 
 def last_signs(views: Sequence[RankView], size: int, ranks: Sequence[int]) -> list[str]:
@@ -239,8 +227,8 @@ def last_signs(views: Sequence[RankView], size: int, ranks: Sequence[int]) -> li
         state = "had finished its program" if view.seen is Seen.LEFT else _describe_last_activity(view)
         lines.append(f"rank {view.rank} {state}{'' if step is None else f' in step {step}'}")
     more = [f"and {len(ranks) - _MOST_SIGNS} ranks more"] if len(ranks) > _MOST_SIGNS else []
-    end, waiters = world.waiters(ranks)
-    waits = [f"{named_ranks(waiters)} wait{'s' * (len(waiters) == 1)} for it in {title(end)}"] if end else []
+    end, waiters = world.find_waiters(ranks)
+    waits = [f"{named_ranks(waiters)} wait{'s' * (len(waiters) == 1)} for it in {end_title(end)}"] if end else []
     return [*lines, *more, *waits]
 
 
@@ -267,7 +255,7 @@ def _describe_wire(verdict: WaitVerdict) -> str:
     }
     *others, last = (suspect for suspect, is_possible in suspects.items() if is_possible)
     known = "all known members have called" if lists_members else "no record lists the members of the group of"
-    return f"{known} {title(end)}, and it has not ended: {', '.join(others)} or {last}"
+    return f"{known} {end_title(end)}, and it has not ended: {', '.join(others)} or {last}"
 
 
 def _describe_nobody(verdict: WaitVerdict) -> str:
@@ -307,7 +295,7 @@ class WaitRow:
     doing: str  # Such as "all_reduce #3 of group 'dp' (train.py:41)" or "in its program, at train.py:41"
     waits_for: tuple[int, ...] = ()
 
-    def line(self, now_ns: int = 0) -> str:
+    def describe_wait(self, now_ns: int = 0) -> str:
         """Return the row as a line without the rank, such as "all_reduce #3 of group 'dp'; has waited 9 s for rank 2".
 
         Args:
@@ -320,7 +308,7 @@ class WaitRow:
         at = f"; its program is at {self.view.site}" if self.view.site and self.end is not None else ""
         return f"{self.doing}{waits}{at}"
 
-    def cells(self, now_ns: int) -> tuple[str, ...]:
+    def column_texts(self, now_ns: int) -> tuple[str, ...]:
         """Return the texts of the columns `HEADS`.
 
         Args:
@@ -334,11 +322,12 @@ class WaitRow:
         process = "" if view.process < 0 else str(view.process)
         lasting = format_duration(now_ns - since_ns) if since_ns and now_ns else "-"
         return (
-            str(view.rank), process, "-" if step is None else str(step), lasting, self.doing, listed(self.waits_for)
+            str(view.rank), process, "-" if step is None else str(step), lasting, self.doing,
+            format_rank_list(self.waits_for),
         )  # fmt: skip
 
 
-def rows(views: Iterable[RankView], size: int, verdict: WaitVerdict) -> list[WaitRow]:
+def wait_rows(views: Iterable[RankView], size: int, verdict: WaitVerdict) -> list[WaitRow]:
     """Return a row for each rank, the culprits of the verdict first.
 
     Args:
@@ -351,7 +340,7 @@ def rows(views: Iterable[RankView], size: int, verdict: WaitVerdict) -> list[Wai
     return [_make_row(world, view) for view in sorted(world.views.values(), key=lambda view: view.rank not in first)]
 
 
-def lines(some: Sequence[WaitRow], now_ns: int = 0) -> list[str]:
+def row_lines(some: Sequence[WaitRow], now_ns: int = 0) -> list[str]:
     """Return rows as lines; ranks with equal rows share a line, such as "ranks 0-2: has finished".
 
     Args:
@@ -360,7 +349,7 @@ def lines(some: Sequence[WaitRow], now_ns: int = 0) -> list[str]:
     """
     ranks: dict[str, list[int]] = {}
     for row in some:
-        ranks.setdefault(row.line(now_ns), []).append(row.view.rank)
+        ranks.setdefault(row.describe_wait(now_ns), []).append(row.view.rank)
     return [f"{named_ranks(shared)}: {line}" for line, shared in ranks.items()]
 
 
@@ -374,7 +363,7 @@ def report_lines(views: Sequence[RankView], now_ns: int = 0) -> list[str]:
     # With size 0 the index adds no ranks but those that views name.
     world, known = WaitIndex(views, 0), sorted({view.rank for view in views})
     errors = [unawaited_line(view) for view in views if view.error]
-    return [*errors, *(f"rank {rank}: {_make_row(world, world.views[rank]).line(now_ns)}" for rank in known)]
+    return [*errors, *(f"rank {rank}: {_make_row(world, world.views[rank]).describe_wait(now_ns)}" for rank in known)]
 
 
 def unawaited_line(view: RankView) -> str:
@@ -382,27 +371,22 @@ def unawaited_line(view: RankView) -> str:
     return f"rank {view.rank} has an error that nobody has awaited: {view.error}"
 
 
-def table(rows: Sequence[WaitRow], now_ns: int) -> list[str]:
+def wait_table(rows: Sequence[WaitRow], now_ns: int) -> list[str]:
     """Return the lines of the table, the heads first; columns without a value are left out.
 
     Args:
         rows: The rows.
         now_ns: The instant of the table, in nanoseconds since 1970; 0: without durations.
     """
-    cells = [row.cells(now_ns) for row in rows]
+    cells = [row.column_texts(now_ns) for row in rows]
     used = [at for at in range(len(HEADS)) if at == 0 or any(line[at] not in ("", "-") for line in cells)]
-    # `columns` aligns numbers to the right, and the columns in `words` to the left.
+    # `format_table` aligns numbers to the right, and the columns in `words` to the left.
     words = [place for place, at in enumerate(used) if HEADS[at] in ("doing", "waits for")]
-    return columns([HEADS[at] for at in used], [[line[at] for at in used] for line in cells], words=words)
+    return format_table([HEADS[at] for at in used], [[line[at] for at in used] for line in cells], words=words)
 
 
 def _make_row(world: WaitIndex, view: RankView) -> WaitRow:
-    """Return the row of a rank: on the function that it runs, else its operation, else its program.
-
-    Args:
-        world: Views of all ranks, and who waits for whom.
-        view: View of the rank. Its `ends` are the rank's sides of operations.
-    """
+    """Return the row of a rank: on the function that it runs, else its operation, else its program."""
     # The first operation in which the rank waits, and the function that it runs; either may be None.
     blocking, running = next(iter(world.waits.get(view.rank, ())), None), view.running_function
     if running is not None:
@@ -412,7 +396,7 @@ def _make_row(world: WaitIndex, view: RankView) -> WaitRow:
         return WaitRow(view=view, end=None, doing=_describe_idle(view))
     state = f"; {_STATES[end.state]}" if end.state in _STATES else ""
     absent = world.absent_ranks(end) if end.call.meets else ()  # a function meets no other rank
-    return WaitRow(view=view, end=end, doing=f"{title(end)}{state}", waits_for=absent)
+    return WaitRow(view=view, end=end, doing=f"{end_title(end)}{state}", waits_for=absent)
 
 
 def _describe_kept_loop(view: RankView) -> str:

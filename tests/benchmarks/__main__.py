@@ -7,7 +7,7 @@ from functools import partial
 
 from overlap import OverlapError, UsageError
 from overlap.cli.bench.sampling import Sampling
-from overlap.cli.output import as_json, output_path, write_file
+from overlap.cli.output import json_text, output_path, write_file
 from tests.benchmarks.versus.contenders import CONTENDERS, Contender, contenders_named
 from tests.benchmarks.versus.report import document
 
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(verdict(told), flush=True)
         lost = False
         if args.json_file is not None:
-            text = as_json(document(how, {"figures": rows(told)}))
+            text = json_text(document(how, {"figures": rows(told)}))
             lost = not write_file(text, args.json_file, option="--json-file")
     except OverlapError as error:
         print(f"benchmarks: {error}", file=sys.stderr)

@@ -129,7 +129,7 @@ def _measured(
     told = read_json_lines(begin(program))
     rows = [
         {
-            algorithm: slowest_times(next(told)["told"], batch=sampling.batch(case.size_bytes))
+            algorithm: slowest_times(next(told)["told"], batch=sampling.operations_per_sample(case.size_bytes))
             for algorithm in algorithms
         }
         for case, algorithms in zip(cases, each, strict=True)
@@ -165,16 +165,16 @@ async def _sampled(
     rank: Rank, case: Case, sampling: Sampling, algorithms: Sequence[str]
 ) -> list[list[list[int]]] | None:
     """Return the samples of each algorithm by rank, on rank 0."""
-    x, out = case.buffers(rank.rank)
+    x, out = case.make_buffers(rank.rank)
     samples: dict[str, list[int]] = {algorithm: [] for algorithm in algorithms}
     order = Random(case.size_bytes)  # the same on all ranks
     for _ in range(sampling.warmup + sampling.iters):
         for algorithm in order.sample(algorithms, len(algorithms)):
-            issue = case.issuer(cast("Rank", _Insisting(rank, algorithm)), x, out)
+            issue = case.make_issue_function(cast("Rank", _Insisting(rank, algorithm)), x, out)
             for taken in [], samples[algorithm]:
                 await rank.barrier()
                 begun_ns = perf_counter_ns()
-                for _ in range(sampling.batch(case.size_bytes)):
+                for _ in range(sampling.operations_per_sample(case.size_bytes)):
                     for future in issue():
                         await future
                 taken.append(perf_counter_ns() - begun_ns)

@@ -15,7 +15,7 @@ import numpy as np
 
 import overlap
 from overlap.cli.bench.sampling import Sampling, Times
-from overlap.processes.secret import generate
+from overlap.processes.secret import generate_secret
 from overlap.processes.sockets import format_endpoint
 
 from .figures import Figure, time_of
@@ -31,16 +31,16 @@ _RATIO_AIM, _ISSUE_AIM_NS = 1.5, 10_000
 def figures(sampling: Sampling) -> Iterator[Figure]:
     """Measure 8 bytes between two processes, and issuing in bursts, on the loop and from a thread."""
     found = _measured(sampling)
-    loop, thread = Times.of(found["loop"]), Times.of(found["thread"])
+    loop, thread = Times.of_samples(found["loop"]), Times.of_samples(found["thread"])
     yield time_of("connect/loop", "8 B, 2 processes, awaited on the loop", loop)
     yield time_of(
         "connect/thread", "8 B, 2 processes, result() in a thread", thread, _RATIO_AIM * loop.median_ns,
         wrong=found["wrong"][0],
     )  # fmt: skip
-    issued = Times.of(found["issue on the loop"])
+    issued = Times.of_samples(found["issue on the loop"])
     yield time_of("connect/issue_loop", f"issue, {_BURST} at once, on the loop", issued)
     yield time_of(
-        "connect/issue_thread", f"issue, {_BURST} at once, in a thread", Times.of(found["issue in a thread"]),
+        "connect/issue_thread", f"issue, {_BURST} at once, in a thread", Times.of_samples(found["issue in a thread"]),
         issued.median_ns + _ISSUE_AIM_NS,
     )  # fmt: skip
 
@@ -49,7 +49,7 @@ def _measured(sampling: Sampling) -> dict[str, list[int]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         endpoint = format_endpoint(probe.getsockname())
-    told = [endpoint, generate().hex(), str(sampling.iters), str(sampling.warmup)]
+    told = [endpoint, generate_secret().hex(), str(sampling.iters), str(sampling.warmup)]
     command = [sys.executable, "-m", __name__]
     ranks = [
         subprocess.Popen([*command, str(rank), *told], stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL)

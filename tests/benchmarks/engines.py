@@ -162,16 +162,21 @@ def _figures(cluster: RayCluster, folder: Path, sampling: Sampling) -> Iterator[
     for each in (1, 4):
         starts = [1e9 * ran(folder, _START, str(each), **cluster.variables).told for _ in times]
         text = f"ray.init to the first all_reduce, {RANKS} ranks, {RANKS // each} actors"
-        yield time_of(f"engines/start{RANKS // each}", text, Times.of(starts), _START_AIM_NS)
+        yield time_of(f"engines/start{RANKS // each}", text, Times.of_samples(starts), _START_AIM_NS)
     meetings = [1e9 * ran(folder, _MEETING, **cluster.variables).told for _ in times]
-    yield time_of("engines/meeting", f"  {RANKS} actors that are up meet by overlap.connect", Times.of(meetings))
-    losses = [1e9 * ran(folder, _LOSS, **cluster.variables).told for _ in times]
-    yield time_of("engines/loss", "a killed actor named on the driver", Times.of(losses), _LOSS_AIM_NS)
     yield time_of(
-        "engines/replaced", "a lost node to the next step", Times.of([_replaced(cluster, folder)]), _REPLACED_AIM_NS
+        "engines/meeting", f"  {RANKS} actors that are up meet by overlap.connect", Times.of_samples(meetings)
+    )
+    losses = [1e9 * ran(folder, _LOSS, **cluster.variables).told for _ in times]
+    yield time_of("engines/loss", "a killed actor named on the driver", Times.of_samples(losses), _LOSS_AIM_NS)
+    yield time_of(
+        "engines/replaced",
+        "a lost node to the next step",
+        Times.of_samples([_replaced(cluster, folder)]),
+        _REPLACED_AIM_NS,
     )
     turns = [_steps(cluster, folder) for _ in range(_TURNS)]
-    with_ray, alone = (Times.of([*chain.from_iterable(side)]) for side in zip(*turns, strict=True))
+    with_ray, alone = (Times.of_samples([*chain.from_iterable(side)]) for side in zip(*turns, strict=True))
     yield time_of("engines/step", f"step, {_PROCESSES} actors", with_ray)
     yield as_fast_as("engines/step_ratio", "  as fast as overlap run, as nice", alone, with_ray, _STEP_AIM)
 

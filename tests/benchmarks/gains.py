@@ -40,7 +40,7 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
             programs.record(path, program)
             found = overlap.why(path)
         times = [(_timed(program, model), _changed(program, model, changed)) for _ in range(few(sampling) + 1)][1:]
-        gain = Times.of([before - after for before, after in times])
+        gain = Times.of_samples([before - after for before, after in times])
         item = next((item for item in found.advice if item.gain_least_ns is not None), None)
         if item is None or item.gain_least_ns is None or item.gain_most_ns is None:
             yield f"  {program.__name__}: no gain promised; really {format_ns(gain.median_ns)} a step"

@@ -30,7 +30,7 @@ _SPANS = 1000  # in a sample: one span is shorter than two looks at the clock
 def measure(program: Callable[..., Awaitable[list[int]]], sampling: Sampling, *args: object, ranks: int = 2) -> Times:
     """Run a program on ranks, and return the times that it returns on rank 0."""
     with setting_environment(RunConfig()):
-        return Times.of(run(program, sampling, *args, ranks=ranks)[0])
+        return Times.of_samples(run(program, sampling, *args, ranks=ranks)[0])
 
 
 def _time_calls(
@@ -128,8 +128,8 @@ class _Recorded:
 def measure_flight(sampling: Sampling) -> Times:
     """Time to put an operation into the flight record when it is issued, and again when it ends."""
     memory = mmap(-1, file_bytes(1))
-    flight = Writer(memory, [0], {}).rank(0, Recorder(0))
-    issued, carried, operation = flight.issued, flight.carried, _Recorded()
+    flight = Writer(memory, [0], {}).begin_rank(0, Recorder(0))
+    issued, carried, operation = flight.record_issue, flight.record_success, _Recorded()
     known = Known()
     samples = []
     for _ in range(sampling.warmup + sampling.iters):
@@ -137,7 +137,7 @@ def measure_flight(sampling: Sampling) -> Times:
         for seq in range(_SPANS):
             carried(issued(operation, known, "call", seq, begun_ns), begun_ns, begun_ns, None)
         samples.append((perf_counter_ns() - begun_ns) / _SPANS)
-    return Times.of(samples[sampling.warmup :])
+    return Times.of_samples(samples[sampling.warmup :])
 
 
 def measure_span(sampling: Sampling) -> Times:
@@ -154,4 +154,4 @@ def measure_span(sampling: Sampling) -> Times:
             info: RawCollective = (meeting, start_ns, 0, code, 1, 0)
             recorder.append(("comm", "comm", "all_reduce", start_ns, end_ns, info))
         samples.append((perf_counter_ns() - begun_ns) / _SPANS)
-    return Times.of(samples[sampling.warmup :])
+    return Times.of_samples(samples[sampling.warmup :])

@@ -43,7 +43,7 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
 def _free(sampling: Sampling) -> Figure:
     with setting_environment(RunConfig()):
         [samples] = run(_both, sampling.warmup + sampling.iters, ranks=1)
-    without, layer = (Times.of(each[sampling.warmup :]) for each in samples)
+    without, layer = (Times.of_samples(each[sampling.warmup :]) for each in samples)
     text = f"  DataParallel: as fast as without ({without.median_ns / 1e6:.1f} ms)"
     return Figure(name="layer/free", text=text, value=over(without, layer), unit="ratio", aim=FREE_AIM, times=layer)
 
@@ -110,5 +110,5 @@ def _ideal(text: str, seconds: float, nbytes: int) -> Figure:
         value=ideal_ns / row.wall_ns,
         unit="ratio",
         aim=IDEAL_AIM,
-        times=Times.of([row.wall_ns]),
+        times=Times.of_samples([row.wall_ns]),
     )

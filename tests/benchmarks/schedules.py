@@ -8,7 +8,7 @@ from overlap.cli.bench.sampling import Sampling, Times
 from overlap.collectives.call import call
 from overlap.collectives.generators import generate
 from overlap.collectives.generators.composed import PHASES
-from overlap.collectives.placement import Placement, place
+from overlap.collectives.placement import Placement, place_group
 from overlap.collectives.program import project_all
 from overlap.collectives.proof import verify
 from overlap.collectives.schedule import Schedule
@@ -35,12 +35,12 @@ _ELEMENTS = 1 << 20
 def measure_proof(sampling: Sampling) -> Times:
     """Time to prove a ring all-reduce of 1024 ranks, without generating it."""
     schedule = _ring(RANKS)
-    return Times.of([_proving_ns(schedule) for _ in range(few(sampling))])
+    return Times.of_samples([_proving_ns(schedule) for _ in range(few(sampling))])
 
 
 def measure_proof_once(_: Sampling) -> Times:
     """Time to prove a ring all-reduce of 4096 ranks, one sample whatever was asked for. Takes over 2 GB of memory."""
-    return Times.of([_proving_ns(_ring(RANKS_ONCE))])
+    return Times.of_samples([_proving_ns(_ring(RANKS_ONCE))])
 
 
 def measure_compiling(sampling: Sampling) -> Times:
@@ -52,17 +52,17 @@ def measure_compiling(sampling: Sampling) -> Times:
         verify(schedule)
         project_all(schedule)
         samples.append(perf_counter_ns() - begun_ns)
-    return Times.of(samples[sampling.warmup :])
+    return Times.of_samples(samples[sampling.warmup :])
 
 
 def measure_costing(sampling: Sampling) -> Times:
     """Time to cost a ring all-reduce of 1024 ranks from its table, as if no two messages shared a wire."""
-    return Times.of([ring_costing_s(RANKS)[0] * 1e9 for _ in range(few(sampling))])
+    return Times.of_samples([ring_costing_s(RANKS)[0] * 1e9 for _ in range(few(sampling))])
 
 
 def measure_costing_loads(sampling: Sampling) -> Times:
     """Time to do so on trn2.48xlarge nodes, with what is on every wire in every step."""
-    return Times.of([ring_costing_s(RANKS)[1] * 1e9 for _ in range(few(sampling))])
+    return Times.of_samples([ring_costing_s(RANKS)[1] * 1e9 for _ in range(few(sampling))])
 
 
 def measure_planning(_: Sampling) -> Times:
@@ -72,7 +72,7 @@ def measure_planning(_: Sampling) -> Times:
         begun_ns = perf_counter_ns()
         plan(collective, 1 << 26, machine)
         samples.append(perf_counter_ns() - begun_ns)
-    return Times.of([max(samples)])
+    return Times.of_samples([max(samples)])
 
 
 def measure_look_up(sampling: Sampling) -> Times:
@@ -86,7 +86,7 @@ def measure_look_up(sampling: Sampling) -> Times:
         for _ in range(_LOOK_UPS):
             compiler.compile(known, members, 0)
         samples.append((perf_counter_ns() - begun_ns) / _LOOK_UPS)
-    return Times.of(samples[sampling.warmup :])
+    return Times.of_samples(samples[sampling.warmup :])
 
 
 def ring_costing_s(ranks: int = 1024) -> tuple[float, float]:
@@ -100,7 +100,7 @@ def ring_costing_s(ranks: int = 1024) -> tuple[float, float]:
     machine = cluster("trn2.48xlarge", nodes=ranks // _NODE_RANKS)
     plain = generate("all_reduce", "ring", ranks)
     along = generate("all_reduce", "ring", ranks, order=machine.ring_order())
-    placement = place(machine)
+    placement = place_group(machine)
     return (
         _timed(plain, Star(ranks, latency_s=2e-6, bytes_per_s=12.5e9), contention=False),
         _timed(along, placement, contention=True, warm=True),

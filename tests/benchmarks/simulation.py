@@ -47,22 +47,22 @@ COSTING_AIM_NS = 20e6
 def figures(sampling: Sampling) -> Iterator[Figure | str]:
     """Measure one after the other; text is a remark."""
     yield f"ring: {TASKS} tasks, each sends {ROUNDS} messages to the next and waits for those of the one before"
-    ours = Times.of([_timed(ring) / (TASKS * ROUNDS) for _ in range(few(sampling))])
+    ours = Times.of_samples([_timed(ring) / (TASKS * ROUNDS) for _ in range(few(sampling))])
     yield _ns("message", "a message, on the virtual clock alone", ours, MESSAGE_AIM_NS)
     if find_spec("simpy") is None:
         yield "simpy is not installed: pip install simpy"
     else:
-        theirs = Times.of([_timed(simpy_ring) / (TASKS * ROUNDS) for _ in range(few(sampling))])
+        theirs = Times.of_samples([_timed(simpy_ring) / (TASKS * ROUNDS) for _ in range(few(sampling))])
         yield as_fast_as("simulate/message/simpy", "  the same ring: as fast as SimPy", theirs, ours)
-    shared = Times.of([_timed(traffic) / (SENDERS * ROUNDS) for _ in range(few(sampling))])
+    shared = Times.of_samples([_timed(traffic) / (SENDERS * ROUNDS) for _ in range(few(sampling))])
     yield _ns("message/traffic", f"a message among {SENDERS} ranks, links shared", shared, MESSAGE_AIM_NS)
-    sent = Times.of([_timed(_send_round) / (SENDERS * SENT) for _ in range(few(sampling))])
+    sent = Times.of_samples([_timed(_send_round) / (SENDERS * SENT) for _ in range(few(sampling))])
     yield _ns("message/program", "  the same in a program: rank.send, rank.recv", sent, None)
     for ranks, aim_ns in WORLDS.items():
         yield from _world(ranks, aim_ns)
-    alike = Times.of([_simulated(max(WORLDS), alike=1)["wall_ns"]])
+    alike = Times.of_samples([_simulated(max(WORLDS), alike=1)["wall_ns"]])
     yield _ns(f"world/{max(WORLDS)}/alike", "  of which two run for all, because they are alike", alike, None)
-    costing = Times.of([ring_costing_s()[0] * 1e9 for _ in range(few(sampling))])
+    costing = Times.of_samples([ring_costing_s()[0] * 1e9 for _ in range(few(sampling))])
     yield _ns("cost", "cost a ring, 1024 ranks", costing, COSTING_AIM_NS)
 
 
@@ -141,9 +141,9 @@ def traffic() -> int:
 
     def send(src: int) -> None:
         dst = (src + 1) % SENDERS
-        message = fabric.message((src, left[src]), src, dst, MESSAGE_BYTES, lane=(src, dst))
+        message = fabric.message_transfer((src, left[src]), src, dst, MESSAGE_BYTES, lane=(src, dst))
         left[src] -= 1
-        carrier.begin(message, partial(told, src))
+        carrier.begin_transfer(message, partial(told, src))
 
     def told(src: int, reached: ReachedRanks) -> None:
         if not reached.last:
@@ -183,7 +183,7 @@ async def _neighbours(rank: Rank) -> None:
 def _world(ranks: int, aim_ns: float) -> Iterator[Figure | str]:
     told = _simulated(ranks)
     text = f"{ranks} ranks x {COLLECTIVES} collectives with computes"
-    yield _ns(f"world/{ranks}", text, Times.of([told["wall_ns"]]), aim_ns)
+    yield _ns(f"world/{ranks}", text, Times.of_samples([told["wall_ns"]]), aim_ns)
     peak = f"  at most {format_bytes(told['peak_bytes'])} of memory"
     if ranks == min(WORLDS):
         met = "met" if told["peak_bytes"] <= MEMORY_AIM_BYTES else "missed"

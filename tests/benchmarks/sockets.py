@@ -87,7 +87,7 @@ def float32_cases(name: str, processes: int, sizes: Sequence[int]) -> list[Case]
         Case(
             operation=operation,
             ranks=processes,
-            count=size // (4 * operation.blocks(processes)),
+            count=size // (4 * operation.block_count(processes)),
             dtype=np.dtype(np.float32),
             in_place=operation.in_place,
         )

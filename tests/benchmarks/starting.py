@@ -38,7 +38,7 @@ overlap.run(main)
 def measure_import(sampling: Sampling) -> Times:
     """Time that `import overlap` takes in a fresh interpreter after `import trio, numpy`."""
     with fresh_python() as python:
-        return Times.of([int(python("-c", _IMPORT)) for _ in range(few(sampling))])
+        return Times.of_samples([int(python("-c", _IMPORT)) for _ in range(few(sampling))])
 
 
 def measure_startup(sampling: Sampling) -> Times:
@@ -49,7 +49,7 @@ def measure_startup(sampling: Sampling) -> Times:
             begun_ns = perf_counter_ns()
             run(_up_and_down, ranks=RANKS_UP)
             samples.append(perf_counter_ns() - begun_ns)
-    return Times.of(samples)
+    return Times.of_samples(samples)
 
 
 async def _up_and_down(rank: Rank) -> None:
@@ -75,7 +75,7 @@ def _runs(count: int, *options: str, crowd: int = 0) -> Times:
             begun_ns = perf_counter_ns()
             python("-m", "overlap", "run", *options, str(script))
             samples.append(perf_counter_ns() - begun_ns)
-    return Times.of(samples)
+    return Times.of_samples(samples)
 
 
 @contextmanager

@@ -47,11 +47,11 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
         wrong[name] += differs
     for name, found in pauses.items():
         if found:
-            yield time_of(f"survive/{name}", f"{name}: death to next step, {len(found)} kills", Times.of(found),
+            yield time_of(f"survive/{name}", f"{name}: death to next step, {len(found)} kills", Times.of_samples(found),
                           _AIM_NS, wrong=wrong[name])  # fmt: skip
     yield from _unused()
     every = [each for found in pauses.values() for each in found]
-    yield time_of("survive/worst", f"the slowest of {len(every)}", Times.of([max(every)]), _WORST_AIM_NS)
+    yield time_of("survive/worst", f"the slowest of {len(every)}", Times.of_samples([max(every)]), _WORST_AIM_NS)
     yield f"sorted, the last ten: {', '.join(format_ns(each) for each in sorted(every)[-10:])}"
 
 
@@ -61,7 +61,7 @@ def _unused() -> Iterator[Figure | str]:
     for turn in range(_UNUSED_RUNS):
         for option in sorted(found, reverse=turn % 2 == 1):
             found[option].append(_step_ns(option))
-    times = {option: Times.of(samples) for option, samples in found.items()}
+    times = {option: Times.of_samples(samples) for option, samples in found.items()}
     for option, each in times.items():
         yield time_of(f"survive/unused {option}", f"2 x 1, no loss, {option}: a step", each)
     yield f"a step with --survive takes {over(times['--survive'], times['--no-survive']):.2f} times as long as without"

@@ -24,7 +24,9 @@ def test_a_ring_of_ours():
 
 def test_traffic_goes_on_until_the_slowest_is_done(monkeypatch):
     fabric = SimulatedFabric(topology.cluster("trn2.48xlarge"))
-    slowest_ns = max(fabric.message((), src, (src + 1) % 64, simulation.MESSAGE_BYTES).alone_ns for src in range(64))
+    slowest_ns = max(
+        fabric.message_transfer((), src, (src + 1) % 64, simulation.MESSAGE_BYTES).alone_ns for src in range(64)
+    )
     monkeypatch.setattr(simulation, "SENDERS", 64)
     for sent in (1, 3):
         monkeypatch.setattr(simulation, "ROUNDS", sent)

@@ -133,7 +133,7 @@ def known(monkeypatch):
 
     def all_reduces(hosts, cases, sampling, *, rails):
         ms = cases[0].size_bytes / (1 << 20) * {1: 9, 2: 4.5}[rails]
-        return [Result(case=case, times=Times.of([ms * MS]), wrong=0) for case in cases]
+        return [Result(case=case, times=Times.of_samples([ms * MS]), wrong=0) for case in cases]
 
     def told(by_name):
         return {name: [[ms * MS], [(ms - 1) * MS]] for name, ms in by_name.items()}

@@ -141,7 +141,7 @@ def fake(started):
 def test_the_slowest_rank_counts_and_batches_are_divided(fake):
     told = measure_contender(fake(f"print({json.dumps(ANSWER)!r})", "pass"), ASKED)
     assert (told.name, told.version, told.wrong) == ("fake", "test 1", (0, 3))
-    assert told.times == (Times.of([20, 60]), Times.of([90, 80]))
+    assert told.times == (Times.of_samples([20, 60]), Times.of_samples([90, 80]))
 
 
 @pytest.mark.parametrize(
@@ -448,4 +448,4 @@ def test_what_checksums_cost(capsys, monkeypatch, tmp_path):
 
 
 def test_times_are_compared_by_their_medians():
-    assert over(Times.of([30]), Times.of([20])) == 1.5
+    assert over(Times.of_samples([30]), Times.of_samples([20])) == 1.5

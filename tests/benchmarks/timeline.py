@@ -39,7 +39,7 @@ def _line(
         run()
         return (process_time_ns() - begun_ns) * times
 
-    return time_of(f"timeline_{name}", text, Times.of([once() for _ in range(repeats)]), aim_ns)
+    return time_of(f"timeline_{name}", text, Times.of_samples([once() for _ in range(repeats)]), aim_ns)
 
 
 def _again(timeline: Timeline) -> Timeline:

@@ -16,7 +16,7 @@ import numpy as np
 import topology
 from overlap import Rank, Virtual, run
 from overlap.cli.bench.sampling import Sampling, Times
-from overlap.config import overriding
+from overlap.config import overriding_config
 from overlap.simulation.compute_cost import Profile
 from overlap.timeline.spans import Timeline
 from tests.benchmarks.figures import few
@@ -62,7 +62,7 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
 def _figure(name: str, text: str, pairs: list[tuple[float, float]], aim: float) -> Figure:
     """Make a line of pairs of seconds, measured and simulated: how near they come, in the median."""
     near = median(min(pair) / max(pair) for pair in pairs)
-    times = Times.of([measured * 1e9 for measured, _ in pairs])
+    times = Times.of_samples([measured * 1e9 for measured, _ in pairs])
     return Figure(name=f"truth/{name}", text=text, value=near, unit="ratio", aim=aim, times=times)
 
 
@@ -114,14 +114,14 @@ def _transport() -> Paced:
 
 def _really(trace: Path) -> Timeline:
     timelines: list[Timeline] = []
-    with overriding(watcher=timelines.append):
+    with overriding_config(watcher=timelines.append):
         run(_train, True, ranks=RANKS, cluster=_cluster(SPEED), transport=_transport(), trace=trace)
     return timelines[0]
 
 
 def _simulated(cluster: topology.Cluster, profile: Profile | None) -> Timeline:
     timelines: list[Timeline] = []
-    with overriding(watcher=timelines.append):
+    with overriding_config(watcher=timelines.append):
         run(_train, False, ranks=RANKS, cluster=cluster, clock=Virtual(profile=profile))
     return timelines[0]
 

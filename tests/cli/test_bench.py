@@ -120,18 +120,21 @@ def case(name, ranks, count, dtype="float32", **more):
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "bfloat16", "complex64", "float8_e4m3fn"])
 def test_data_are_1_2_3_different_on_every_rank_and_aperiodic_up_to_a_prime(dtype):
-    x = [case("allr", 2, 2 * bench_cases.PERIOD, dtype).buffers(rank)[0] for rank in range(2)]
+    x = [case("allr", 2, 2 * bench_cases.PERIOD, dtype).make_buffers(rank)[0] for rank in range(2)]
     assert set(x[0].astype(complex).tolist()) == {1, 2, 3}
     assert (x[0] != x[1]).any()
     assert (x[0][: bench_cases.PERIOD] == x[0][bench_cases.PERIOD :]).all()
     for shift in (1, 3, 512, 4096, bench_cases.PERIOD - 1):
-        assert bench_cases.wrong_elements(np.roll(x[0], shift), x[0]) > bench_cases.PERIOD
+        assert bench_cases.count_wrong_elements(np.roll(x[0], shift), x[0]) > bench_cases.PERIOD
 
 
 def test_expected_results_of_every_operation_for_two_ranks():
-    a, b = (bench_cases.pattern(rank, np.dtype("float32"))[:4] for rank in range(2))
+    a, b = (bench_cases.input_pattern(rank, np.dtype("float32"))[:4] for rank in range(2))
     pairs = {operation.name: case(operation.name, 2, 2) for operation in OPERATIONS}
-    told = {name: [c.expected(rank).tolist() for rank in range(2) if c.receives(rank)] for name, c in pairs.items()}
+    told = {
+        name: [c.expected_result(rank).tolist() for rank in range(2) if c.gets_result(rank)]
+        for name, c in pairs.items()
+    }
     total = a + b
     assert told == {
         "all_reduce": [total[:2].tolist()] * 2,
@@ -149,7 +152,7 @@ def test_expected_results_of_every_operation_for_two_ranks():
 @pytest.mark.parametrize(("op", "expected"), [("sum", 1 + 3), ("prod", 3), ("max", 3), ("min", 1), ("mean", 2)])
 @pytest.mark.parametrize("dtype", ["float32", "int16", "uint8", "float16"])
 def test_reductions(monkeypatch, op, expected, dtype):
-    monkeypatch.setattr(bench_cases, "pattern", lambda rank, dtype: np.array([1, 3][rank % 2 :][:1], dtype))
+    monkeypatch.setattr(bench_cases, "input_pattern", lambda rank, dtype: np.array([1, 3][rank % 2 :][:1], dtype))
     bench_cases.expected_reduction.cache_clear()
     try:
         assert bench_cases.expected_reduction(2, op, np.dtype(dtype)).tolist() == [expected]
@@ -159,30 +162,30 @@ def test_reductions(monkeypatch, op, expected, dtype):
 
 
 def test_in_place_means_the_same_memory():
-    x, out = case("allr", 2, 5, in_place=True).buffers(1)
+    x, out = case("allr", 2, 5, in_place=True).make_buffers(1)
     assert x is out
-    x, out = case("allg", 2, 5, in_place=True).buffers(1)
-    assert out[5:].tolist() == x.tolist() == case("allg", 2, 5).buffers(1)[0].tolist()
+    x, out = case("allg", 2, 5, in_place=True).make_buffers(1)
+    assert out[5:].tolist() == x.tolist() == case("allg", 2, 5).make_buffers(1)[0].tolist()
     assert np.shares_memory(x, out)
-    x, out = case("allr", 2, 5).buffers(1)
+    x, out = case("allr", 2, 5).make_buffers(1)
     assert not np.shares_memory(x, out)
-    assert case("reduce", 2, 5, in_place=True, root=0).buffers(1)[1] is None
+    assert case("reduce", 2, 5, in_place=True, root=0).make_buffers(1)[1] is None
 
 
 # -- times -------------------------------------------------------------------------------------------------------
 
 
 def test_a_sample_is_the_slowest_ranks_divided_by_its_batch():
-    assert slowest_times([[100, 400, 300], [200, 100, 700]], batch=10) == Times.of([20, 40, 70])
+    assert slowest_times([[100, 400, 300], [200, 100, 700]], batch=10) == Times.of_samples([20, 40, 70])
 
 
 def test_percentiles_are_interpolated():
-    assert Times.of([50, 10, 20, 30, 40, 0, 60, 70, 80, 90, 100]) == Times(median_ns=50, p10_ns=10, p90_ns=90)
-    assert Times.of([10, 20]) == Times(median_ns=15, p10_ns=11, p90_ns=19)
+    assert Times.of_samples([50, 10, 20, 30, 40, 0, 60, 70, 80, 90, 100]) == Times(median_ns=50, p10_ns=10, p90_ns=90)
+    assert Times.of_samples([10, 20]) == Times(median_ns=15, p10_ns=11, p90_ns=19)
 
 
 def test_small_messages_are_sampled_in_batches():
-    assert [Sampling().batch(size) for size in (8, 32 << 10, (32 << 10) + 1)] == [50, 50, 1]
+    assert [Sampling().operations_per_sample(size) for size in (8, 32 << 10, (32 << 10) + 1)] == [50, 50, 1]
 
 
 def test_bandwidth_is_size_over_time():
@@ -262,13 +265,13 @@ def test_a_time_is_from_the_barrier_to_the_result_without_warm_up(monkeypatch):
     case = Case(operation=NAMES["allr"], ranks=1, count=1 << 14, dtype=F32)
     monkeypatch.setattr(measuring, "perf_counter_ns", clock(0, 9_000_000, 5, 2_000_000, 5, 4_000_000))
     told = measure(case, Sampling(iters=2, warmup=1))
-    assert told == Result(case=case, times=Times.of([2e6, 4e6]), wrong=0)
+    assert told == Result(case=case, times=Times.of_samples([2e6, 4e6]), wrong=0)
 
 
 def test_a_batch_is_divided(monkeypatch):
     case = Case(operation=NAMES["allr"], ranks=1, count=2, dtype=F32)
     monkeypatch.setattr(measuring, "perf_counter_ns", clock(0, 50_000))
-    assert measure(case, Sampling(iters=1, warmup=0)) == Result(case=case, times=Times.of([1e3]), wrong=0)
+    assert measure(case, Sampling(iters=1, warmup=0)) == Result(case=case, times=Times.of_samples([1e3]), wrong=0)
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -293,7 +296,9 @@ def test_every_kind_of_dtype_is_right(dtype, op):
 @pytest.fixture
 def liar(monkeypatch):
     """All-reduces take the maximum, whatever they are asked for."""
-    monkeypatch.setattr(Case, "issuer", lambda case, rank, x, out: lambda: (rank.all_reduce(x, "max", out),))
+    monkeypatch.setattr(
+        Case, "make_issue_function", lambda case, rank, x, out: lambda: (rank.all_reduce(x, "max", out),)
+    )
 
 
 def test_wrong_results_are_counted_on_all_ranks_and_fail(overlap, liar):
@@ -371,7 +376,9 @@ def test_all_rows_of_a_size_are_of_one_world(monkeypatch, capsys):
 
 
 def test_wrong_elements_of_all_ranks_are_counted(monkeypatch, capsys):
-    monkeypatch.setattr(Case, "issuer", lambda case, rank, x, out: lambda: (rank.all_reduce(x, "max", out),))
+    monkeypatch.setattr(
+        Case, "make_issue_function", lambda case, rank, x, out: lambda: (rank.all_reduce(x, "max", out),)
+    )
     code, _, rows = measured(monkeypatch, capsys)
     assert [row["wrong"] for row in rows] == [4, 1 << 15]
     assert code == 1
@@ -379,8 +386,8 @@ def test_wrong_elements_of_all_ranks_are_counted(monkeypatch, capsys):
 
 def test_a_row_is_that_of_the_slowest_rank():
     [[case]] = list_cases(parsed("allr", "-b", "8", "-n", "2"))
-    row = measuring.summarize(case, measuring.Sampling(iters=2), [[0, 1000, 2000], [1, 500, 3000]])
-    assert (row.times, row.wrong) == (measuring.Times.of([20, 60]), 1)
+    row = measuring.summarize_case(case, measuring.Sampling(iters=2), [[0, 1000, 2000], [1, 500, 3000]])
+    assert (row.times, row.wrong) == (measuring.Times.of_samples([20, 60]), 1)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from overlap.cli.parser import Parser
 from overlap.config import RunConfig, resolve_config, setting_environment, unknown_variable_lines
 from overlap.processes.place import member_variables
 from overlap.settings import option
-from overlap.units import count
+from overlap.units import parse_count
 from tests.errors import error_of
 
 FULL = RunConfig(
@@ -180,16 +180,16 @@ def test_numbers_start_again_with_new_settings_and_only_written_traces_are_told(
 
 def test_every_value_says_where_it_came_from(monkeypatch):
     monkeypatch.setenv("OVERLAP_RANKS", "3")
-    asked = RunConfig.given(ranks=2, timeout_s=5.0, trace=None)
+    asked = RunConfig.from_values(ranks=2, timeout_s=5.0, trace=None)
     wanted = resolve_config(print, (), asked)
     assert (wanted.ranks, wanted.timeout_s, wanted.trace) == (3, 5.0, None)
     assert wanted.sources == {"ranks": "OVERLAP_RANKS", "timeout_s": "argument"}
-    launched = wanted.changed("torchrun", ranks=8)
+    launched = wanted.with_changes("torchrun", ranks=8)
     assert (launched.ranks, launched.sources["ranks"]) == (8, "torchrun")
 
 
 def test_the_variables_of_an_imposed_configuration_were_said_by_its_options():
-    with setting_environment(RunConfig.given("--ranks", ranks=3)):
+    with setting_environment(RunConfig.from_values("--ranks", ranks=3)):
         assert RunConfig.from_environment().sources == {"ranks": "--ranks"}
         os.environ["OVERLAP_RANKS"] = "4"  # by the program; the block takes it back
         assert RunConfig.from_environment().sources == {"ranks": "OVERLAP_RANKS"}
@@ -253,7 +253,7 @@ class More(RunConfig):
     """A configuration with one setting more, and nothing else."""
 
     colour_depth: int | None = option(
-        read=count, metavar="N", help="how many bits", check=lambda bits: bits < 99 or no()
+        read=parse_count, metavar="N", help="how many bits", check=lambda bits: bits < 99 or no()
     )
 
 
@@ -268,12 +268,12 @@ def test_a_field_is_all_there_is_to_a_setting(monkeypatch):
     told = given_settings(parser.parse_args(["--colour-depth", "8"]), More)
     assert (told.colour_depth, told.sources) == (8, {"colour_depth": "--colour-depth"})
     assert told.variables() == {"OVERLAP_COLOUR_DEPTH": "8"}
-    assert More.from_environment({"OVERLAP_COLOUR_DEPTH": "24"}).over(told).colour_depth == 24
+    assert More.from_environment({"OVERLAP_COLOUR_DEPTH": "24"}).merged_over(told).colour_depth == 24
     assert f"{'colour_depth':<17} {'8':<50} --colour-depth" in told.lines()
     with pytest.raises(UsageError, match=r"^OVERLAP_COLOUR_DEPTH: expected a positive integer, got 'x'$"):
         More.from_environment({"OVERLAP_COLOUR_DEPTH": "x"})
     with pytest.raises(UsageError, match=r"^colour_depth: too deep$"):
-        More(colour_depth=100).verify()
+        More(colour_depth=100).check_values()
     with setting_environment(told):
         assert More.from_environment() == told
 

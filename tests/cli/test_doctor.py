@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from overlap.cli import doctor
-from overlap.cli.doctor import CheckResult, check_packages, check_shadowing, page_lines, version_numbers
+from overlap.cli.doctor import CheckResult, check_packages, check_shadowing, page_lines, parse_version_numbers
 
 
 def test_a_page_has_a_line_for_each_thing_and_counts_them(overlap):
@@ -63,7 +63,7 @@ def test_packages_are_missing_too_old_or_good():
 
 @pytest.mark.parametrize(("text", "found"), [("2.13.0+cpu", (2, 13, 0)), ("0.5", (0, 5)), ("3.0rc1", (3, 0)), ("", ())])
 def test_versions_are_compared_by_numbers(text, found):
-    assert version_numbers(text) == found
+    assert parse_version_numbers(text) == found
 
 
 def test_a_folder_with_one_of_our_names_is_told(tmp_path):

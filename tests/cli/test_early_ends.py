@@ -192,7 +192,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch, capsys):
 
 def test_an_error_of_a_program_is_shown_where_a_package_is_missing(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "overlap.launch.report", None)
-    uncaught._show_error(ValueError, ValueError("own"), None)
+    uncaught._print_uncaught_error(ValueError, ValueError("own"), None)
     assert capsys.readouterr().err == "ValueError: own\n"
 
 
@@ -200,12 +200,12 @@ def test_memory_that_our_own_code_lacks_is_reported_without_its_frames(monkeypat
     monkeypatch.setattr("overlap.front.resolve_config", refuse)
     with pytest.raises(MemoryError) as caught:
         overlap.run(lambda rank: None, ranks=2)
-    uncaught._show_error(MemoryError, caught.value, caught.tb)
+    uncaught._print_uncaught_error(MemoryError, caught.value, caught.tb)
     err = capsys.readouterr().err
     assert "front.py" not in err
     assert "MemoryError" in err
-    monkeypatch.setattr(uncaught, "_report_ours", refuse)
-    uncaught._show_error(MemoryError, caught.value, caught.tb)
+    monkeypatch.setattr(uncaught, "_print_error_or_traceback", refuse)
+    uncaught._print_uncaught_error(MemoryError, caught.value, caught.tb)
     assert capsys.readouterr().err == f"{LINE} (MemoryError: )\n"
 
 

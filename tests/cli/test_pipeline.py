@@ -65,12 +65,13 @@ def test_what_cannot_be_meant_is_told(overlap, tmp_path):
         ("none.csv", "--microbatches", "1"): (
             2,
             "SUBJECT: none.csv cannot be read: [Errno 2] No such file or directory: 'none.csv'; "
-            "name a schedule, as text",
+            "name a text file with a schedule",
         ),
         ("odd.csv",): (2, "text: 'forward' is no action; one is a stage, F, B, I or W, and a microbatch, such as 2F0"),
         ("bad.csv",): (
             1,
-            "schedule 'bad.csv': it never ends: rank 0 waits in 0B0 for 1B0 or 1I0, rank 1 waits in 1F1 for 0F1\n"
+            "schedule 'bad.csv': it never ends: rank 0 waits in 0B0 for 1B0 or 1I0, rank 1 waits in 1F1 "
+            "for 0F1; reorder them\n"
             "  rank 0: 0F0 >>0B0<< 0F1 0B1\n"
             "  rank 1: 1F0 1F1 1B0 1B1",
         ),

@@ -199,7 +199,7 @@ $ overlap plan interleaved-1f1b --chunks 99999999999999999999
 $ overlap plan all_reduce --cluster trn1.32xlarge --bytes DIGITS
 --bytes: '9999
 $ overlap plan 1f1b --bytes 1M
---bytes: only of a collective; 1f1b is a schedule$
+--bytes: only of a collective; 1f1b is a schedule; leave it out$
 $ overlap plan all_reduce
 --bytes: is missing; pass the size of the data, such as --bytes 64MB$
 $ overlap plan nosuch

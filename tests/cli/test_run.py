@@ -257,7 +257,7 @@ def test_one_process_has_as_many_ranks_as_its_program_says(overlap, script):
 def test_ranks_of_a_program_that_processes_cannot_share_are_refused(ran, script):
     program = script(SIZES)
     assert ran("run", "--processes", "3", "--no-prefix", program) == (2, "", (
-        f"overlap: {program}:6: ranks: 4 ranks cannot be divided among --processes 3; set another number by --ranks\n"
+        f"overlap: {program}:6: ranks: 4 ranks cannot be divided among --processes 3; set a multiple of 3 by --ranks\n"
     ))  # fmt: skip
 
 

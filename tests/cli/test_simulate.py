@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from overlap.cli.simulate import simulation
-from overlap.cli.simulate.page import format_exact
+from overlap.cli.simulate.page import format_exact_ms
 from overlap.cost.select import plan
 from overlap.simulation.compute_cost import Profile
 from overlap.timeline import read_trace
@@ -72,12 +72,12 @@ trn1.32xlarge, 8 ranks, virtual time
                   bandwidth; Peer Direct; no jitter, no
                   stragglers, no slow wires; compute and
                   communication do not slow each other down
-  step time       {format_exact(step_ns)}, the median one of 3 (step 1),
+  step time       {format_exact_ms(step_ns)}, the median one of 3 (step 1),
                   of rank 0, the longest
     compute       2.000000 ms
-    communication {format_exact(2 * comm_ns)}
-      hidden      {format_exact(comm_ns)}, overlap ratio 50.0%
-      exposed     {format_exact(comm_ns)}, {comm_ns / step_ns:.1%} of the step
+    communication {format_exact_ms(2 * comm_ns)}
+      hidden      {format_exact_ms(comm_ns)}, overlap ratio 50.0%
+      exposed     {format_exact_ms(comm_ns)}, {comm_ns / step_ns:.1%} of the step
     idle          0.000000 ms
   extrapolated    1 of 1 kinds of communication: all_reduce
                   of 4 MiB float32 on 8 ranks

@@ -93,7 +93,7 @@ def test_calls_of_a_record_have_their_bytes():
     def look():
         world = find_world(None)
         for each in world.processes:
-            each.ranks()
+            each.read_ranks()
         calls = {call.op: call.nbytes for each in world.processes for call in each.calls.values()}
         world.close()
         return calls
@@ -106,7 +106,7 @@ def test_who_is_no_job_is_told_in_one_line():
     error = error_of(UsageError, find_world, None)
     assert str(error) == "no world of yours runs on this host; start one with `overlap run`"
     error = error_of(UsageError, find_world, "x")
-    assert str(error) == "'x' is no running job, nor the program or a process of one; running on this host: none"
+    assert str(error) == "JOB: 'x' is no running job, program or process of one; running on this host: none"
 
 
 def test_the_place_of_a_job_elsewhere_is_refused_with_what_shows_it(capsys):
@@ -152,7 +152,7 @@ def test_jobs_of_one_program_are_listed(monkeypatch):
     first, second = while_it_runs(lambda: while_it_runs_too(lambda: jobs()))
     assert first != second
     message = while_it_runs(lambda: while_it_runs_too(refused))
-    told = r"'train\.py' is the program of several running jobs, name one of them: "
+    told = r"JOB: 'train\.py' is the program of several running jobs, name one of them: "
     assert re.fullmatch(told + r"[\w-]+ \(2 ranks, for \d+ s\), [\w-]+ \(2 ranks, for \d+ s\)", message)
 
 
@@ -209,8 +209,8 @@ def test_a_look_that_is_dear_is_followed_by_a_longer_pause(monkeypatch):
     def look():
         world = find_world(None)
         looks = Looks(Ending(world, 1000), every_s=1.0)
-        looks.take()
-        looks.pause()
+        looks.look_now()
+        looks.wait_for_next()
         world.close()
 
     while_it_runs(look)
@@ -231,7 +231,7 @@ def test_ranks_that_are_alike_share_rows_that_fit(monkeypatch, height, rows):
             console = top.Console(width=80)
             console.size = console.size.__class__(80, height)
             with console.capture() as captured:
-                console.print(draw_window(Looks(world, every_s=5.0).take(), world, console))
+                console.print(draw_window(Looks(world, every_s=5.0).look_now(), world, console))
             found.append(captured.get().splitlines())
             world.close()
         await rank.barrier()

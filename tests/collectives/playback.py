@@ -7,7 +7,7 @@ from itertools import groupby
 
 import numpy as np
 
-from overlap.collectives.reduce import Array, Reducer, reducer
+from overlap.collectives.reduce import Array, Reducer, find_reducer
 from overlap.collectives.schedule import Buffer, Op, Schedule, slot_bounds
 
 
@@ -37,7 +37,7 @@ class _Memory:
     def __init__(self, schedule: Schedule, inputs: Sequence[Array], op: str) -> None:
         self.schedule = schedule
         self.block = inputs[schedule.root].size // schedule.blocks[0]
-        self.reducer: Reducer | None = reducer(op, inputs[0].dtype) if schedule.reduces else None
+        self.reducer: Reducer | None = find_reducer(op, inputs[0].dtype) if schedule.reduces else None
         _, out, scratch = (blocks * self.block for blocks in schedule.blocks)
         wide = self.reducer.accumulator if self.reducer else inputs[0].dtype
         self.outputs = [np.zeros(out, inputs[0].dtype) for _ in range(schedule.size)]

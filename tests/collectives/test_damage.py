@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from overlap.collectives import GENERATORS, Schedule, fits, generate, project_all, verify
-from overlap.collectives.explain import contributors
-from overlap.collectives.explain import expected_contributors as wanted
+from overlap.collectives.explain import count_contributors
+from overlap.collectives.explain import count_expected_contributors as wanted
 from overlap.collectives.schedule import COLUMNS
 from overlap.errors import ScheduleError
 
@@ -139,7 +139,7 @@ def sound(schedule: Schedule) -> bool:
     """Return whether a table is right all the same: by exact origins, and by running it in random orders."""
     slots = range(schedule.slots[1])
     ends = [schedule.root] if schedule.collective in ("reduce", "gather") else range(schedule.size)
-    if any(contributors(schedule, rank, slot) != wanted(schedule, rank, slot) for rank in ends for slot in slots):
+    if any(count_contributors(schedule, rank, slot) != wanted(schedule, rank, slot) for rank in ends for slot in slots):
         return False
     inputs = random_inputs(schedule, 3)
     answers = expected(schedule, inputs)

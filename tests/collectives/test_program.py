@@ -50,8 +50,8 @@ def test_a_root_sends_its_input_beside_the_copy_to_its_result() -> None:
     assert [s.kind for s in copies] == [StepKind.LOCAL]
     assert [(s.src.buffer, s.waits) for s in sends] == [(Buffer.IN, ())] * 3
     table = TableWriter()
-    table.move(0, 0, 0, (Buffer.IN, 0), (Buffer.OUT, 0))
-    table.move(1, 0, 1, (Buffer.OUT, 0), (Buffer.OUT, 0))
+    table.add_moves(0, 0, 0, (Buffer.IN, 0), (Buffer.OUT, 0))
+    table.add_moves(1, 0, 1, (Buffer.OUT, 0), (Buffer.OUT, 0))
     (sends, _) = project(table.build("broadcast", "by hand", 2, root=0), 0).queues
     assert [s.waits for s in sends] == [((1, 1),)]
 
@@ -120,21 +120,21 @@ def check_reduce(table: TableWriter, *, k: int = 1) -> None:
 
 def test_a_copy_whose_source_changes_is_made() -> None:
     table = TableWriter()
-    table.move(0, 0, 0, (Buffer.IN, 0), (Buffer.SCRATCH, 0))
-    table.move(1, 0, 0, (Buffer.SCRATCH, 0), (Buffer.SCRATCH, 1))
-    table.move(2, 1, 0, (Buffer.IN, 0), (Buffer.SCRATCH, 0))
-    table.add(3, 1, 0, (Buffer.IN, 0), (Buffer.SCRATCH, 1))
-    table.move(4, 0, 0, (Buffer.SCRATCH, 1), (Buffer.OUT, 0))
+    table.add_moves(0, 0, 0, (Buffer.IN, 0), (Buffer.SCRATCH, 0))
+    table.add_moves(1, 0, 0, (Buffer.SCRATCH, 0), (Buffer.SCRATCH, 1))
+    table.add_moves(2, 1, 0, (Buffer.IN, 0), (Buffer.SCRATCH, 0))
+    table.add_reductions(3, 1, 0, (Buffer.IN, 0), (Buffer.SCRATCH, 1))
+    table.add_moves(4, 0, 0, (Buffer.SCRATCH, 1), (Buffer.OUT, 0))
     check_reduce(table)
 
 
 def test_copies_from_several_places_are_made() -> None:
     table = TableWriter()
-    table.move(0, 0, 0, (Buffer.IN, 1), (Buffer.SCRATCH, 1))
-    table.move(1, 0, 0, (Buffer.IN, 0), (Buffer.SCRATCH, 2))
-    table.move(1, 0, 0, (Buffer.SCRATCH, 1), (Buffer.SCRATCH, 3))
-    table.add(2, 1, 0, (Buffer.IN, 0), (Buffer.SCRATCH, 2), count=2)
-    table.move(3, 0, 0, (Buffer.SCRATCH, 2), (Buffer.OUT, 0), count=2)
+    table.add_moves(0, 0, 0, (Buffer.IN, 1), (Buffer.SCRATCH, 1))
+    table.add_moves(1, 0, 0, (Buffer.IN, 0), (Buffer.SCRATCH, 2))
+    table.add_moves(1, 0, 0, (Buffer.SCRATCH, 1), (Buffer.SCRATCH, 3))
+    table.add_reductions(2, 1, 0, (Buffer.IN, 0), (Buffer.SCRATCH, 2), count=2)
+    table.add_moves(3, 0, 0, (Buffer.SCRATCH, 2), (Buffer.OUT, 0), count=2)
     check_reduce(table, k=2)
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 import topology
 from overlap.collectives import generate
 from overlap.collectives.generators.composed import PHASES
-from overlap.collectives.placement import place
+from overlap.collectives.placement import place_group
 from overlap.cost.candidates import list_options
 from overlap.cost.clocks import cost
 from overlap.cost.parameters import CostParameters, cost_parameters
-from overlap.cost.pipeline import in_slices_s
+from overlap.cost.pipeline import pipelined_time_s
 from overlap.cost.placed import place_rounds
 from overlap.cost.rounds import read_rounds
 from overlap.cost.select import plan
@@ -48,7 +48,7 @@ TABLES = [
 def test_equal_to_plain_python(collective, algorithm, contention):
     machine = topology.cluster("trn1.32xlarge x2")
     group = (0, 1, 2, 5, 32, 33, 34, 37, 12, 44)
-    placement, random = place(machine, group), np.random.default_rng(7)
+    placement, random = place_group(machine, group), np.random.default_rng(7)
     placement.memory_bytes_per_s = None
     table = generate(collective, algorithm, len(group))
     for arrivals in (np.zeros(len(group), np.int64), random.integers(0, 10**9, len(group))):
@@ -91,7 +91,9 @@ def test_a_late_rank_delays_only_who_waits_for_it():
 
 
 def test_everybody_later_is_everything_later():
-    placed = place_rounds(place(topology.cluster("trn2.48xlarge")), read_rounds(generate("all_reduce", "rdh", 64)))
+    placed = place_rounds(
+        place_group(topology.cluster("trn2.48xlarge")), read_rounds(generate("all_reduce", "rdh", 64))
+    )
     early = cost(placed, 1e6).finish_s
     late = cost(placed, 1e6, arrivals_s=np.full(64, 1.0)).finish_s
     np.testing.assert_array_equal(np.rint((late - 1.0) * 1e12), np.rint(early * 1e12))
@@ -101,7 +103,7 @@ def test_messages_that_share_a_wire_share_its_bandwidth():
     machine = topology.cluster("trn2.48xlarge")
     # Ranks 0-3 sit on one device, 4-7 on the next.
     table = generate("permute", "mesh", 8, pairs=tuple((r, r + 4) for r in range(4)))
-    placement = place(machine, range(8))
+    placement = place_group(machine, range(8))
     alone, together = (
         cost(place_rounds(placement, read_rounds(table), contention=c), 128e6).total_s for c in (False, True)
     )
@@ -113,14 +115,14 @@ def test_memory_is_a_limit_like_a_wire():
     machine = topology.cluster("trn2.3xlarge")
     table = read_rounds(generate("permute", "mesh", 4, pairs=((0, 1), (1, 2), (2, 3), (3, 0))))
     # 4 reads and 4 writes of 1 GB at 2.9 TB/s are slower than 1 GB at 736 GB/s on each of four ways between cores.
-    assert cost(place_rounds(place(machine), table), 1e9).total_s == pytest.approx(1.3e-6 + 8 / 2900, abs=1e-12)
+    assert cost(place_rounds(place_group(machine), table), 1e9).total_s == pytest.approx(1.3e-6 + 8 / 2900, abs=1e-12)
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), TABLES)
 def test_terms_add_up_to_the_finish_of_the_last_rank(collective, algorithm):
     machine = topology.cluster("trn2.48xlarge x2")
     placed = place_rounds(
-        place(machine), read_rounds(generate(collective, algorithm, 128)), parameters=cost_parameters(machine)
+        place_group(machine), read_rounds(generate(collective, algorithm, 128)), parameters=cost_parameters(machine)
     )
     arrivals_s = np.random.default_rng(3).integers(0, 10**8, 128) / 1e12
     for late_s in (None, arrivals_s):
@@ -138,7 +140,9 @@ def test_what_each_term_is():
     machine = topology.cluster("trn1.32xlarge")
     table = read_rounds(generate("all_gather", "mesh", 3))
     # Devices 0, 1 and 2 in a row: 0 reaches 2 through 1 in two hops, and each sends two messages.
-    found = cost(place_rounds(place(machine, (0, 2, 4)), table, parameters=known), 3 * 51_539_607_552, explain=True)
+    found = cost(
+        place_rounds(place_group(machine, (0, 2, 4)), table, parameters=known), 3 * 51_539_607_552, explain=True
+    )
     terms = asdict(found.breakdown)
     assert {name: value for name, value in terms.items() if value} == {
         "launch_s": 1e-6,
@@ -153,15 +157,15 @@ def test_bytes_that_pass_through_a_device_may_not_wait_there():
     machine = topology.cluster("trn1.32xlarge")
     table = read_rounds(generate("permute", "mesh", 2, pairs=((0, 1),)))
     for share, expected_s in ((1.0, 3e-6), (0.5, 2.25e-6), (0.0, 1.5e-6)):
-        placed = place_rounds(place(machine, (0, 4)), table, parameters=CostParameters(cut_through=share))
+        placed = place_rounds(place_group(machine, (0, 4)), table, parameters=CostParameters(cut_through=share))
         assert cost(placed, 0).total_s == expected_s
 
 
 def test_a_way_through_the_network_is_one_hop():
     machine = topology.cluster("trn1.32xlarge x2")
     table = read_rounds(generate("all_reduce", "ring", 2))
-    assert place_rounds(place(machine, (0, 32)), table).hops() == {"efa": 2}
-    assert place_rounds(place(machine, (0, 4)), table).hops() == {"neuronlink": 4}
+    assert place_rounds(place_group(machine, (0, 32)), table).hops() == {"efa": 2}
+    assert place_rounds(place_group(machine, (0, 4)), table).hops() == {"neuronlink": 4}
 
 
 def test_one_rank_alone():
@@ -290,7 +294,7 @@ def test_the_first_and_the_last_phase_share_their_wires():
 
 def test_phases_that_share_nothing_follow_each_other_like_a_pipeline():
     for slices in (1, 2, 3, 10):
-        assert in_slices_s((4.0, 6.0, 2.0), slices, apart(3)) == pytest.approx(12 + (slices - 1) * 6)
+        assert pipelined_time_s((4.0, 6.0, 2.0), slices, apart(3)) == pytest.approx(12 + (slices - 1) * 6)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +307,7 @@ def test_phases_that_share_nothing_follow_each_other_like_a_pipeline():
     ],
 )
 def test_three_slices_of_an_all_reduce(phases_s, expected_s):
-    assert in_slices_s(phases_s, 3, ALL_REDUCE) == pytest.approx(expected_s)
+    assert pipelined_time_s(phases_s, 3, ALL_REDUCE) == pytest.approx(expected_s)
 
 
 class Wires:
@@ -337,7 +341,7 @@ def test_pieces_take_what_their_execution_takes(phases, slices, common):
     if common:
         shared = tuple(tuple(float(p in (0, len(phases) - 1)) for p in range(len(phases))) for _ in (0,)) + shared
     executed_s = Wires([float(each) for each in phases], slices, shared).run(1 / 64)
-    assert in_slices_s([float(each) for each in phases], slices, shared) == pytest.approx(executed_s, abs=1 / 8)
+    assert pipelined_time_s([float(each) for each in phases], slices, shared) == pytest.approx(executed_s, abs=1 / 8)
 
 
 def test_short_vectors_are_not_cut_where_a_machine_says_so():

@@ -6,7 +6,7 @@ import trio
 
 import topology
 from overlap.collectives.call import call
-from overlap.runtime.engine.compiler import Compiler, joined_by
+from overlap.runtime.engine.compiler import Compiler, cluster_for_prices
 from overlap.runtime.engine.real_engine import RealEngine
 from transports import NeuronLink, Router, Transport, nearest
 from transports import efa as sockets
@@ -112,5 +112,5 @@ def test_processes_of_one_host_choose_by_the_price_of_the_sockets_that_join_them
     ],
 )
 def test_processes_that_sockets_join_are_nodes_of_this_computer_alone(name, ranks, processes, expected):
-    cluster = joined_by(topology.cluster(name, ranks=ranks), processes)
+    cluster = cluster_for_prices(topology.cluster(name, ranks=ranks), processes)
     assert (cluster.name, cluster.world_size) == (expected, ranks)

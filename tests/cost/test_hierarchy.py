@@ -7,14 +7,14 @@ import pytest
 
 import topology
 from overlap.collectives import generate
-from overlap.collectives.placement import place
+from overlap.collectives.placement import place_group
 from overlap.collectives.proof import verify
 from overlap.cost.clocks import Resolution, cost
 from overlap.cost.composed import rooted_options, two_level_options
 from overlap.cost.flat import PlanRequest
 from overlap.cost.geometry import Geometry
 from overlap.cost.parameters import IDEAL, CostParameters
-from overlap.cost.pipeline import in_slices_s
+from overlap.cost.pipeline import pipelined_time_s
 from overlap.cost.placed import place_rounds
 from overlap.cost.rounds import read_rounds
 
@@ -28,14 +28,14 @@ def options(name, collective, ranks=None, parameters=IDEAL, root=0, make=two_lev
     cluster = topology.cluster(name)
     group = tuple(range(cluster.world_size)) if ranks is None else ranks
     request = PlanRequest(collective=collective, geometry=Geometry(cluster=cluster, ranks=group), root=root)
-    placement = place(cluster, group)
+    placement = place_group(cluster, group)
     return placement, *make(request, placement, parameters)
 
 
 def test_the_published_point_lies_between_serial_and_overlapped():
     """4 GiB on four nodes of eight B200: 16.1 ms overlapped, 26.25 ms serial, 22.05 ms measured."""
     inside_ms, between_ms = 26.25 - 16.1, 16.1
-    times = [in_slices_s([inside_ms / q, between_ms / q], q, apart(2)) for q in (1, 2, 3, 1000)]
+    times = [pipelined_time_s([inside_ms / q, between_ms / q], q, apart(2)) for q in (1, 2, 3, 1000)]
     assert times == sorted(times, reverse=True)
     assert times[0] == 26.25
     assert times[2] < 22.05 < times[0]
@@ -187,7 +187,7 @@ ALPHA_S, BYTES_PER_S, GAMMA_S = 3e-6, 1e9, 2e-9
 
 
 def ticks(duration_s):
-    return int(Resolution().ticks(np.array(duration_s)))
+    return int(Resolution().to_ticks(np.array(duration_s)))
 
 
 @pytest.mark.parametrize(("collective", "algorithm", "sizes"), CASES)

@@ -11,9 +11,9 @@ from overlap.collectives import generate
 from overlap.collectives.generators.composed import PHASES
 from overlap.collectives.generators.doubling import halving_doubling
 from overlap.collectives.generators.families import READINGS
-from overlap.collectives.generators.layouts import device_cube, kangarings, relabel, side_by_side
+from overlap.collectives.generators.layouts import combine_side_by_side, device_cube, kangarings, relabel_ranks
 from overlap.collectives.generators.ring import kangaring, ring
-from overlap.collectives.placement import place
+from overlap.collectives.placement import place_group
 from overlap.collectives.proof import verify
 from overlap.cost.candidates import list_options
 from overlap.cost.clocks import cost
@@ -71,30 +71,30 @@ def edges(pattern):
 
 
 def test_relabelling_is_another_name_for_each_rank():
-    pattern = relabel(ring(4), [2, 0, 3, 1])
+    pattern = relabel_ranks(ring(4), [2, 0, 3, 1])
     other = ring(4, order=[2, 0, 3, 1])
     edges = [
         set(zip(p.step.tolist(), p.src.tolist(), p.dst.tolist(), p.chunk.tolist(), strict=True))
         for p in (pattern, other)
     ]
     assert edges[0] == edges[1]
-    assert relabel(pattern, range(4)) is pattern
+    assert relabel_ranks(pattern, range(4)) is pattern
 
 
 def test_what_is_contiguous_stays_so_under_other_names():
     cube = device_cube(tiles(4, 2))
-    renamed = relabel(cube, [3, 1, 0, 2, 7, 6, 5, 4])
+    renamed = relabel_ranks(cube, [3, 1, 0, 2, 7, 6, 5, 4])
     assert len(READINGS["all_reduce"]("rdh", renamed)) == len(READINGS["all_reduce"]("rdh", cube))
 
 
 def test_parts_share_no_reads():
     one, two = kangaring(8), kangaring(8, order=[2, 0, 1, 3])
-    groups = set(side_by_side([one, two]).group.tolist())
+    groups = set(combine_side_by_side([one, two]).group.tolist())
     assert len(groups) == len(set(one.group.tolist())) + len(set(two.group.tolist()))
 
 
 def test_side_by_side_needs_no_more_steps():
-    pattern = side_by_side([ring(5), ring(5, order=[0, 2, 4, 1, 3])])
+    pattern = combine_side_by_side([ring(5), ring(5, order=[0, 2, 4, 1, 3])])
     assert (pattern.steps, pattern.parts) == (4, 2)
     assert set(pattern.channel.tolist()) == {0, 1}
 
@@ -107,7 +107,7 @@ def test_a_ring_of_two_ranks_is_the_same_both_ways(ranks, directions):
 
 def test_all_wires_work_in_every_step_of_a_cube():
     machine = topology.cluster("trn2.48xlarge")
-    placement, devices = place(machine), Geometry(cluster=machine, ranks=tuple(range(64))).devices
+    placement, devices = place_group(machine), Geometry(cluster=machine, ranks=tuple(range(64))).devices
     across = place_rounds(placement, read_rounds(READINGS["all_gather"]("rdh", device_cube(devices)))).placed_rounds[:4]
     for one in across:
         wires = placement.wires()
@@ -124,7 +124,7 @@ def test_all_wires_work_in_every_step_of_a_cube():
     [
         (lambda: device_cube(tiles(3, 2)), "power of two devices"),
         (lambda: device_cube([(0, 1), (2,)]), "equally many ranks"),
-        (lambda: relabel(halving_doubling(4), [0, 1, 2, 2]), "each of 0..3 once"),
+        (lambda: relabel_ranks(halving_doubling(4), [0, 1, 2, 2]), "each of 0..3 once"),
         (lambda: kangarings(4, couples=[(0, 1), (1, 3)], orders=[(0, 1)]), "each of 0..3 once"),
         (lambda: generate("all_gather", "rdh", 8, devices=tiles(2, 2)), "expected all 8 ranks"),
     ],
@@ -151,7 +151,7 @@ MACHINES = {
 @pytest.mark.parametrize(("name", "ranks"), MACHINES.items())
 def test_every_wire_of_every_way(name, ranks):
     cluster = topology.cluster(name)
-    placement = place(cluster, ranks)
+    placement = place_group(cluster, ranks)
     world = ranks or tuple(range(cluster.world_size))
     pairs = [(a, b) for a in range(len(world)) for b in range(len(world)) if a != b]
     src, dst = np.array(pairs).T
@@ -171,20 +171,20 @@ def test_every_wire_of_every_way(name, ranks):
 
 
 def test_ranks_of_a_device_share_its_memory():
-    placement = place(topology.cluster("trn2.48xlarge"), (0, 1, 4, 63, 60))
+    placement = place_group(topology.cluster("trn2.48xlarge"), (0, 1, 4, 63, 60))
     assert placement.device.tolist() == [0, 0, 1, 2, 2]
     assert placement.memory_bytes_per_s == 2.9e12
 
 
 def test_no_wire_between_nodes():
-    placement = place(topology.cluster("inf2.48xlarge", nodes=2, strict=False), (0, 24))
+    placement = place_group(topology.cluster("inf2.48xlarge", nodes=2, strict=False), (0, 24))
     with pytest.raises(TopologyError, match="no wire joins node 0 and node 1"):
         placement.routes(np.array([0]), np.array([1]))
 
 
 def test_no_such_rank():
     with pytest.raises(TopologyError, match="rank 64 is not in the world"):
-        place(topology.cluster("trn2.48xlarge"), (0, 64))
+        place_group(topology.cluster("trn2.48xlarge"), (0, 64))
 
 
 def test_a_star_has_one_way_up_and_one_down_for_each_rank():
@@ -201,12 +201,12 @@ def test_a_star_has_one_way_up_and_one_down_for_each_rank():
 
 def test_numbers_of_wires_last_as_long_as_what_was_placed():
     machine = "trn2.48xlarge"
-    first = place(topology.cluster(machine), range(0, 16, 4))
+    first = place_group(topology.cluster(machine), range(0, 16, 4))
     wires = first.routes(np.arange(3), np.arange(1, 4)).wire
     named = [first.describe(wire) for wire in wires.tolist()]
     for nodes in range(2, 50):
-        place(topology.cluster(machine, nodes=nodes), (0, 4)).routes(np.array([0]), np.array([1]))
-    backwards = place(topology.cluster(machine), range(63, -1, -1))
+        place_group(topology.cluster(machine, nodes=nodes), (0, 4)).routes(np.array([0]), np.array([1]))
+    backwards = place_group(topology.cluster(machine), range(63, -1, -1))
     backwards.routes(np.arange(63), np.arange(1, 64))  # other wires are used first
     assert [backwards.describe(wire) for wire in wires.tolist()] == named
 
@@ -265,7 +265,7 @@ def prices(machine, op, ranks):
             option.detail,
             nbytes,
             slices,
-            option.in_slices_s([part.total_s(nbytes / slices) for part in option.parts], slices),
+            option.sliced_time_s([part.total_s(nbytes / slices) for part in option.parts], slices),
         )
         for option in options
         for nbytes in (1e3, 1e6, 1e8)
@@ -284,7 +284,7 @@ def check_one_stands_for_all(monkeypatch, name, op, servers, per_node):
     looked_at = EqualNodes.of
 
     def of_all(geometry, placement, home):
-        return replace(looked_at(geometry, placement, home), folds=False)
+        return replace(looked_at(geometry, placement, home), one_node_represents_all=False)
 
     monkeypatch.setattr(EqualNodes, "of", of_all)
     assert few == prices(machine, op, ranks)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import topology
 from overlap.collectives.generators import GENERATORS, generate
-from overlap.collectives.placement import place
+from overlap.collectives.placement import place_group
 from overlap.cost.parameters import cost_parameters
 from overlap.cost.placed import place_rounds
 from overlap.cost.rounds import read_rounds
@@ -45,11 +45,11 @@ def desk(tmp_path):
 
 def work_s(machine, collective, algorithm, nbytes=0, **options):
     placed = place_rounds(
-        place(machine),
+        place_group(machine),
         read_rounds(generate(collective, algorithm, machine.world_size, **options)),
         parameters=cost_parameters(machine, processes=machine.nodes, networked=True),
     )
-    return placed.processors_s(nbytes)
+    return placed.processor_time_s(nbytes)
 
 
 def test_a_message_is_half_the_senders_work_and_half_the_receivers(desk):

@@ -290,6 +290,11 @@ def test_one_algorithm_may_be_asked_for():
         plan("all_reduce", 1 << 10, TRN2, algorithm="hierarchical")
 
 
+def test_an_unknown_algorithm_is_named_with_those_that_a_collective_has() -> None:
+    with pytest.raises(ScheduleError, match=r"all_reduce: algorithm 'nosuch' does not apply; .*, of ring"):
+        plan("all_reduce", 4096, topology.cluster("trn1.32xlarge"), algorithm="nosuch")
+
+
 def test_slices_follow_the_bytes():
     few, many = (plan("broadcast", nbytes, TRN1, algorithm="chain").slices for nbytes in (1 << 10, 1 << 28))
     assert (few, many) == (1, 64)

@@ -10,7 +10,7 @@ import pytest
 
 import topology
 from overlap.collectives.generators import generate
-from overlap.collectives.placement import place
+from overlap.collectives.placement import place_group
 from overlap.cost.clocks import Resolution, cost
 from overlap.cost.composed import two_level_options
 from overlap.cost.flat import PlanRequest, flat_options
@@ -229,7 +229,7 @@ def priced_s(row, change=None):
     known = cost_parameters(machine, peer_direct=row.peer_direct, networked=spans)
     known = replace(known, **change(known)) if change else known
     request = PlanRequest(collective=row.collective, geometry=Geometry(cluster=machine, ranks=ranks))
-    placement = place(machine, ranks)
+    placement = place_group(machine, ranks)
     options = flat_options(request, placement, known)[0] + two_level_options(request, placement, known)[0]
     library = machine.machine.collectives.library
     known_there = [each for each in options if library is None or library.runs(row.collective, each.made_of)]
@@ -324,7 +324,9 @@ def test_floors():
     machine = topology.cluster("trn1.32xlarge")
     for op, algorithm, size, floor_us in (("all_reduce", "one_shot", 2, 4.1), ("all_gather", "mesh", 32, 6.2)):
         placed = place_rounds(
-            place(machine, range(size)), read_rounds(generate(op, algorithm, size)), parameters=cost_parameters(machine)
+            place_group(machine, range(size)),
+            read_rounds(generate(op, algorithm, size)),
+            parameters=cost_parameters(machine),
         )
         assert cost(placed, 64).total_s * 1e6 == pytest.approx(floor_us, rel=0.05)
 

@@ -21,15 +21,15 @@ from overlap.cli.demo.model import Block, Classifier
 from overlap.cli.demo.report import (
     MedianSteps,
     StepTimes,
-    introduction,
+    draw_median_steps,
+    introduction_text,
     make_step_printer,
     median_steps,
-    pictures,
     step_times,
-    summary,
-    verdict,
+    summary_text,
+    verdict_text,
 )
-from overlap.cli.demo.training import DemoComparison, Task, compare, fitting_bandwidth
+from overlap.cli.demo.training import DemoComparison, Task, compare_trainings, measure_fitting_bandwidth
 from overlap.data import Digits, digits
 from overlap.timeline import CollectiveInfo, Recorder, Span, Timeline, TimelineView, breakdowns, read_trace
 
@@ -61,14 +61,14 @@ def task(ranks, *, steps, bandwidth_bytes_per_s=1e9):
 
 
 def compared(ranks, **more):
-    return compare(task(ranks, **more), lambda loss: None)
+    return compare_trainings(task(ranks, **more), lambda loss: None)
 
 
 def test_gradients_are_the_slopes_of_the_loss():
     random = np.random.default_rng(1)
     for last in (False, True):
         block = Block((9, 6, 4), last=last)
-        weights, x = block.weights(random).astype(np.float64), random.standard_normal((5, 9))
+        weights, x = block.initial_weights(random).astype(np.float64), random.standard_normal((5, 9))
         weights += random.standard_normal(weights.shape) / 10  # biases too
         toward = random.standard_normal((5, 4))
         dx, gradient = block.backward(weights, block.forward(weights, x)[1], toward)
@@ -213,11 +213,11 @@ def test_only_the_overlapped_loop_communicates_before_its_backward_pass_ends():
 def test_the_fitted_bandwidth_makes_communication_a_part_of_compute(monkeypatch):
     asked = []
     probe = compared(4, steps=2, bandwidth_bytes_per_s=math.inf)
-    monkeypatch.setattr(training, "compare", lambda task, make_step_printer: asked.append(task) or probe)
+    monkeypatch.setattr(training, "compare_trainings", lambda task, make_step_printer: asked.append(task) or probe)
     compute_ns = [max(row.compute_ns for row in breakdowns(probe.timeline, step=step)) for step in range(4)]
     nbytes = 4 * 1340
     expected = 4 * nbytes / (training.COMM_PER_COMPUTE * min(compute_ns) / 1e9)  # up the tree of four ranks, and down
-    assert fitting_bandwidth(task(4, steps=9)) == float(f"{expected:.2g}")
+    assert measure_fitting_bandwidth(task(4, steps=9)) == float(f"{expected:.2g}")
     assert asked == [task(4, steps=2, bandwidth_bytes_per_s=math.inf)]
 
 
@@ -286,7 +286,7 @@ speed-up           1.54x; test accuracy 97.5% of 359 images"""
 
 
 def test_the_summary():
-    assert summary(comparison(), MEDIANS) == SUMMARY
+    assert summary_text(comparison(), MEDIANS) == SUMMARY
 
 
 def span(kind, rank, start_ns, end_ns, **more):
@@ -331,20 +331,20 @@ def test_both_pictures_fold_ranks_and_begin_with_the_one_that_is_waited_for():
     spans = [one for step in range(2) for rank in range(8) for one in spans_of(step, rank, overlapped=step == 1)]
     found = replace(comparison(), timeline=Timeline(spans=spans, world_size=8), steps=1)
     of = median_steps(found)
-    shown = [line.plain for line in pictures(found, of, width=80, ascii=True, color=False)]
+    shown = [line.plain for line in draw_median_steps(found, of, width=80, ascii=True, color=False)]
     assert "\n".join(shown) == DRAWN
-    assert verdict(TimelineView(found.timeline, step=of.overlapped.index), width=80) == JUDGED
+    assert verdict_text(TimelineView(found.timeline, step=of.overlapped.index), width=80) == JUDGED
 
 
 def test_one_other_bit_on_one_rank_shows():
     other = comparison(digests=[("ab" * 32, "ab" * 32), ("ab" * 32, "ab" * 31 + "ac")])
     assert not other.identical
-    assert "identical weights  NO;" in summary(other, MEDIANS)
+    assert "identical weights  NO;" in summary_text(other, MEDIANS)
 
 
 def test_the_introduction_says_why_the_links_are_so_fast():
     asked = task(2, steps=3, bandwidth_bytes_per_s=4.2e7)
-    said = introduction(asked, images=32, width=80)
+    said = introduction_text(asked, images=32, width=80)
     part = training.COMM_PER_COMPUTE
     assert " ".join(said.split()) == (
         "2 ranks learn 32 images of handwritten digits with 1,340 weights. Links: 42 MB/s each way between any two "
@@ -372,7 +372,9 @@ HERE = "/home/somebody/.venv/lib/python3.11/site-packages/overlap/cli/demo/train
 
 
 def test_a_verdict_names_no_folder():
-    told = verdict(SimpleNamespace(sentence=f"step 9.0 ms: compute 8.0, exposed 1.0 (11%) (x at {HERE}:145)"), width=80)
+    told = verdict_text(
+        SimpleNamespace(sentence=f"step 9.0 ms: compute 8.0, exposed 1.0 (11%) (x at {HERE}:145)"), width=80
+    )
     assert told == ("with overlap, step 9.0 ms: compute 8.0, exposed 1.0 (11%) (x at training.py:145)")
 
 

@@ -190,7 +190,7 @@ def test_a_receive_from_any_rank_names_the_error_of_the_rank_whose_wire_broke(mo
         except (ValueError, overlap.PeerFailedError) as error:
             return f"{type(error).__name__}: {error}"
 
-    monkeypatch.setattr(RealEngine, "wait_announced", break_wire)
+    monkeypatch.setattr(RealEngine, "wait_for_announced_message", break_wire)
     monkeypatch.setattr(Evidence, "patience_s", TIMEOUT_S)
     store = MemoryStore()
     assert in_threads(live, 2) == ["ValueError: boom", "PeerFailedError: rank 0 failed: ValueError: boom"]

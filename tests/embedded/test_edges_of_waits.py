@@ -9,7 +9,7 @@ import pytest
 import trio
 
 import overlap
-from overlap.runtime.callbacks import call_anywhere
+from overlap.runtime.callbacks import call_when_settled
 from overlap.runtime.state import DONE, MATCHING, PARKED, RUNNING, UNWANTED
 
 from .connecting import TIMEOUT_S, connected
@@ -135,7 +135,7 @@ def test_a_ctrl_c_in_a_callback_that_is_called_at_once_is_the_programs() -> None
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            call_anywhere(future, interrupt)
+            call_when_settled(future, interrupt)
         return True
 
     assert connected(program, 2) == [True, True]

@@ -83,7 +83,7 @@ def test_only_the_error_that_ends_the_program_is_that_of_its_connection(
     if interactive:
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     one = Open()
-    connection._end_at_exit(weakref.ref(one), before)  # type: ignore[arg-type]
+    connection._close_at_exit(weakref.ref(one), before)  # type: ignore[arg-type]
     assert one.ends == [at_exit if fails else "closed"]
 
 
@@ -98,7 +98,7 @@ def test_a_process_that_another_one_has_failed_ends_after_that_under_torchrun(
     at_exit, waits, store = list[Callable[[], object]](), list[float](), MemoryStore()
     monkeypatch.setattr(atexit, "register", lambda function, *args: at_exit.append(partial(function, *args)))
     monkeypatch.setattr(connection, "sleep", waits.append)
-    monkeypatch.setattr(connection, "_causes", list[str]())
+    monkeypatch.setattr(connection, "_errors_of_others", list[str]())
     for name in ("last_exc", "last_value", "ps1"):
         monkeypatch.delattr(sys, name, raising=False)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
@@ -121,7 +121,7 @@ def test_a_process_that_another_one_has_failed_ends_after_that_under_torchrun(
     for end in at_exit:
         end()
     assert not waits  # it would keep the connections that have not ended
-    connection._end_after_culprit()
+    connection._let_culprit_end_first()
     assert waits == [connection._CULPRIT_S] * (bool(launcher) and ends.endswith("the failure"))
 
 

@@ -25,7 +25,7 @@ from .connecting import TIMEOUT_S, MemoryStore
 ROUNDS = 600
 WHY = "rank 0 failed: KeyboardInterrupt"
 # After it the interpreter looks for no signal until the program has the connection.
-RETURNS = "return self  # the interpreter looks for no signal until the program has it: see `connecting._enter_result`"
+RETURNS = "return self  # the interpreter looks for no signal until the program has it: see `connecting`"
 # Long collectives by packets can leave both loops running after an interrupt.
 compiled = pytest.mark.skipif(not BUILT, reason="the engine was not compiled")
 
@@ -55,7 +55,7 @@ def ended(other: Future[int]) -> str:
 @compiled
 def test_in_the_midst_of_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message has come, and nobody has been told."""
-    end, main, interrupted = MemoryRequest._end, threading.main_thread(), list[int]()
+    end, main, interrupted = MemoryRequest._end_in_state, threading.main_thread(), list[int]()
 
     def interrupting(call: MemoryRequest, state: int) -> None:
         if threading.current_thread() is main and not interrupted:
@@ -75,7 +75,7 @@ def test_in_the_midst_of_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
             rank.send(np.array([number]), 1).result(TIMEOUT_S)
             rank.recv(np.empty(1, int), 1).result(TIMEOUT_S)
 
-    monkeypatch.setattr(MemoryRequest, "_end", interrupting)
+    monkeypatch.setattr(MemoryRequest, "_end_in_state", interrupting)
     store = MemoryStore()
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(answer, store)

@@ -149,7 +149,7 @@ def test_a_waiting_thread_leaves_to_the_loop_what_wakes_tasks() -> None:
     assert found[0] == [[*range(ROUNDS)]] * 2
 
 
-in_place = Handover.in_place
+in_place = Handover.run_in_place
 
 
 def patient_in_place(handover: Handover, work: Callable[[], Any], otherwise: object) -> Any:
@@ -188,7 +188,7 @@ def test_a_long_message_that_a_thread_has_accepted_is_read_though_it_waits_no_mo
         rank, found = world.rank, list[bool]()
         for number in range(ROUNDS):
             if number == 5:
-                monkeypatch.setattr(Handover, "in_place", patient_in_place)
+                monkeypatch.setattr(Handover, "run_in_place", patient_in_place)
             meeting.wait(TIMEOUT_S)
             if order == "message first":
                 assert announced.acquire(timeout=TIMEOUT_S)
@@ -264,16 +264,16 @@ def test_a_short_message_wakes_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
             if number == 5:
                 meeting.wait(TIMEOUT_S)
                 asked.clear()
-                monkeypatch.setattr(Handover, "in_place", patient_in_place)
+                monkeypatch.setattr(Handover, "run_in_place", patient_in_place)
                 meeting.wait(TIMEOUT_S)
             if me == number % 2:
                 rank.send(np.array([number]), 1 - me).result(TIMEOUT_S)
             else:
                 assert rank.recv(np.empty(1, int), 1 - me).result(TIMEOUT_S)[0] == number
         meeting.wait(TIMEOUT_S)
-        seen.append(asked.count("_issue_late"))
+        seen.append(asked.count("_issue_on_loop"))
         meeting.wait(TIMEOUT_S)
-        monkeypatch.setattr(Handover, "in_place", in_place)
+        monkeypatch.setattr(Handover, "run_in_place", in_place)
 
     meeting, seen = threading.Barrier(2), list[int]()
     # an operation that waits for 50 ms is told of, and the next one is the business of the loop
@@ -322,7 +322,7 @@ LONG = 600_000  # elements of a message that leaves over no wire before its rece
 
 def test_a_rank_that_closes_reports_that_its_receive_from_any_rank_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks close with such a receive, and a message for each other; each receive takes that of a third rank."""
-    closing, send_closing, search = set[int](), control.ControlPlane.send_closing, Inbox._search
+    closing, send_closing, search = set[int](), control.ControlPlane.send_closing, Inbox._search_for_message
 
     def announce(plane: control.ControlPlane, rank: int) -> None:
         send_closing(plane, rank)
@@ -332,7 +332,7 @@ def test_a_rank_that_closes_reports_that_its_receive_from_any_rank_has_chosen(mo
         if closing >= {0, 1}:
             search(inbox, waiting, arrived)
         else:
-            inbox.shared.later(partial(search_late, inbox, waiting, arrived))
+            inbox.shared.call_later(partial(search_late, inbox, waiting, arrived))
 
     def program(world: overlap.Connection) -> Any:
         rank = world.rank
@@ -346,5 +346,5 @@ def test_a_rank_that_closes_reports_that_its_receive_from_any_rank_has_chosen(mo
         return received
 
     monkeypatch.setattr(control.ControlPlane, "send_closing", announce)
-    monkeypatch.setattr(Inbox, "_search", search_late)
+    monkeypatch.setattr(Inbox, "_search_for_message", search_late)
     assert [set(received.result(0)) for received in connected(program, 3)[:2]] == [{2.0}] * 2

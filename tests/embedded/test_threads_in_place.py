@@ -12,11 +12,11 @@ import trio
 import overlap
 from overlap.collectives.kinds import Collective
 from overlap.runtime import handover as handover_module
-from overlap.runtime.callbacks import call_anywhere
+from overlap.runtime.callbacks import call_when_settled
 from overlap.runtime.engine.host_memory import HostPlan, HostRun
 from overlap.runtime.handover import Handover
 from overlap.runtime.operation import CollectiveFuture, Operation
-from overlap.runtime.stream import activate_late
+from overlap.runtime.stream import start_queued_operation
 from tests.threads import run_threads
 from transports.base import OPERATIONS
 from transports.patience import Patience
@@ -45,7 +45,7 @@ def looping() -> Iterator[Handover]:
 
     async def main() -> None:
         handover, end = Handover(trio.lowlevel.current_trio_token()), trio.Event()
-        handover.let_threads_in(lambda _: None)
+        handover.allow_work_in_place(lambda _: None)
         found.append(handover)
         begun.set()
         await trio.to_thread.run_sync(over.wait)
@@ -64,7 +64,7 @@ def looping() -> Iterator[Handover]:
 def in_place(handover: Handover, work: Callable[[], bool]) -> None:
     """Do work in the loop's place as soon as it sleeps."""
     gate = threading.Event()
-    while not handover.in_place(work, False):
+    while not handover.run_in_place(work, False):
         gate.wait(0.001)
 
 
@@ -75,7 +75,7 @@ def test_nothing_of_the_loop_runs_while_a_thread_is_in() -> None:
         def work() -> bool:
             handover.post(called.set)
             seen.append(called.wait(0.05))
-            seen.append(handover.in_place(lambda: True, False))  # behind what waits
+            seen.append(handover.run_in_place(lambda: True, False))  # behind what waits
             seen.append(called.is_set())  # which gave nobody the place
             return True
 
@@ -88,7 +88,7 @@ def test_nothing_of_the_loop_runs_while_a_thread_is_in() -> None:
 def test_a_loop_hears_of_work_that_was_left_half_done(error: type[BaseException]) -> None:
     with looping() as handover:
         told, heard = list[BaseException](), threading.Event()
-        handover.post(handover.let_threads_in, lambda raised: (told.append(raised), heard.set()))
+        handover.post(handover.allow_work_in_place, lambda raised: (told.append(raised), heard.set()))
 
         def work() -> bool:
             raise error
@@ -97,7 +97,7 @@ def test_a_loop_hears_of_work_that_was_left_half_done(error: type[BaseException]
             in_place(handover, work)
         assert heard.wait(TIMEOUT_S)
         assert [type(each) for each in told] == [error]
-        assert not handover.in_place(lambda: True, False)  # for good
+        assert not handover.run_in_place(lambda: True, False)  # for good
 
 
 def test_who_comes_after_others_waits_for_its_turn() -> None:
@@ -107,7 +107,7 @@ def test_who_comes_after_others_waits_for_its_turn() -> None:
 
         def ask() -> None:  # on the loop
             handover.post(looked.set)
-            seen.append(handover.in_place(lambda: True, False))
+            seen.append(handover.run_in_place(lambda: True, False))
 
         handover.post(ask)
         assert looked.wait(TIMEOUT_S)
@@ -125,7 +125,7 @@ def test_a_loop_that_is_about_to_sleep_is_waited_for(monkeypatch: pytest.MonkeyP
 
         handover.post(keep)
         assert awake.wait(TIMEOUT_S)
-        thread = threading.Thread(target=lambda: seen.append(handover.in_place(lambda: True, False)))
+        thread = threading.Thread(target=lambda: seen.append(handover.run_in_place(lambda: True, False)))
         thread.start()
         thread.join(0.05)  # it has not given up by then
         busy.set()
@@ -135,7 +135,7 @@ def test_a_loop_that_is_about_to_sleep_is_waited_for(monkeypatch: pytest.MonkeyP
 
 def test_a_loop_that_lets_nobody_in() -> None:
     async def main() -> bool:
-        return Handover(trio.lowlevel.current_trio_token()).in_place(lambda: True, False)
+        return Handover(trio.lowlevel.current_trio_token()).run_in_place(lambda: True, False)
 
     assert not trio.run(main)
 
@@ -143,7 +143,7 @@ def test_a_loop_that_lets_nobody_in() -> None:
 @needs_engine
 def test_whoever_comes_last_ends_the_operation_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     ended_by = set[int]()
-    finishes = HostPlan.finish_now
+    finishes = HostPlan.try_to_finish
 
     def finish(plan: HostPlan, operation: Operation) -> bool:
         finished = finishes(plan, operation)
@@ -151,7 +151,7 @@ def test_whoever_comes_last_ends_the_operation_itself(monkeypatch: pytest.Monkey
             ended_by.add(threading.get_ident())
         return finished
 
-    monkeypatch.setattr(HostPlan, "finish_now", finish)
+    monkeypatch.setattr(HostPlan, "try_to_finish", finish)
 
     def program(world: overlap.Connection) -> None:
         while True:  # until it has happened once; the time-out bounds it
@@ -168,9 +168,9 @@ def test_a_thread_that_came_first_ends_the_operation_itself_when_the_other_has_c
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looking, ended_by = set[int](), set[int]()
-    look, end = HostRun.wait_here, HostRun.on_end
+    look, end = HostRun.wait_in_engine, HostRun.on_end
 
-    def wait_here(run: HostRun, handover: Handover, longest_s: float | None) -> None:
+    def wait_in_engine(run: HostRun, handover: Handover, longest_s: float | None) -> None:
         looking.add(threading.get_ident())
         look(run, handover, longest_s)
         looking.discard(threading.get_ident())
@@ -180,7 +180,7 @@ def test_a_thread_that_came_first_ends_the_operation_itself_when_the_other_has_c
             ended_by.update(looking & {threading.get_ident()})
         end(run)
 
-    monkeypatch.setattr(HostRun, "wait_here", wait_here)
+    monkeypatch.setattr(HostRun, "wait_in_engine", wait_in_engine)
     monkeypatch.setattr(HostRun, "on_end", ending)
 
     def program(world: overlap.Connection) -> None:
@@ -223,7 +223,7 @@ def test_a_callback_for_any_thread_keeps_no_thread_from_ending_it() -> None:
     def program(world: overlap.Connection) -> None:
         while True:  # until it has happened once; the time-out bounds it
             future = world.rank.all_gather(np.ones(2), timeout_s=TIMEOUT_S)
-            call_anywhere(future, lambda _: called_in.add(threading.get_ident()))
+            call_when_settled(future, lambda _: called_in.add(threading.get_ident()))
             future.result(TIMEOUT_S)
             mine = np.array(threading.get_ident() in called_in)
             if world.rank.all_reduce(mine, op="bor", timeout_s=TIMEOUT_S).result(TIMEOUT_S):
@@ -261,14 +261,14 @@ def test_a_thread_begins_what_it_knows_enough_of(monkeypatch: pytest.MonkeyPatch
 def test_what_waits_for_room_begins_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread may end what was in the window, but what follows may need a task."""
     activated_by = set[str]()
-    activate = activate_late
+    activate = start_queued_operation
 
     def late(operation: CollectiveFuture[Any]) -> None:
         activated_by.add(threading.current_thread().name)
         activate(operation)
 
-    monkeypatch.setattr("overlap.runtime.stream.activate_late", late)
-    monkeypatch.setattr(Patience, "take", lambda _: 1.0)  # who waits sees the other come
+    monkeypatch.setattr("overlap.runtime.stream.start_queued_operation", late)
+    monkeypatch.setattr(Patience, "next_poll_s", lambda _: 1.0)  # who waits sees the other come
 
     def program(world: overlap.Connection) -> list[float]:
         rank, x, found = world.rank, np.ones(1), list[float]()

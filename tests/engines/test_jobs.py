@@ -20,9 +20,9 @@ pytestmark = pytest.mark.engines
 
 from overlap.ray import ResourcesError, restarts  # noqa: E402
 from overlap.ray import job as jobs  # noqa: E402
-from overlap.ray.job import JobSpec, MemberEnd, Outcome, describe_job  # noqa: E402
+from overlap.ray.job import JobSpec, MemberEnd, Outcome, make_job_spec  # noqa: E402
 from overlap.ray.member import MemberActor  # noqa: E402
-from overlap.ray.placement import describe_lack, wait_for_resources  # noqa: E402
+from overlap.ray.placement import describe_missing_resources, wait_for_resources  # noqa: E402
 from overlap.ray.restarts import blamed_members, find_first_failure, run_attempts  # noqa: E402
 from tests.threads import run_threads  # noqa: E402
 
@@ -54,7 +54,7 @@ async def total_of(rank: overlap.Rank, fails: bool) -> tuple[int, float, int]:
 
 
 def spec(fails: bool = False, **settings: Any) -> JobSpec:
-    return describe_job(total_of, (fails,), RunConfig.given(ranks=4, **settings), ranks_each=2, name="mine")
+    return make_job_spec(total_of, (fails,), RunConfig.from_values(ranks=4, **settings), ranks_each=2, name="mine")
 
 
 def end_of(job: JobSpec, member: int, store: Store) -> MemberEnd:
@@ -117,7 +117,7 @@ class Unloadable:
 
 
 def test_a_member_without_a_module_of_the_program_says_so() -> None:
-    lacking = describe_job(total_of, (Unloadable(),), RunConfig.given(ranks=4), ranks_each=2, name=None)
+    lacking = make_job_spec(total_of, (Unloadable(),), RunConfig.from_values(ranks=4), ranks_each=2, name=None)
     end = end_of(lacking, 1, Store())
     assert isinstance(end.error, UsageError)
     assert str(end.error) == (
@@ -127,7 +127,7 @@ def test_a_member_without_a_module_of_the_program_says_so() -> None:
 
 
 def test_a_result_that_cannot_be_sent_is_named() -> None:
-    locked = describe_job(returns_a_lock, (), RunConfig.given(ranks=1), ranks_each=1, name=None)
+    locked = make_job_spec(returns_a_lock, (), RunConfig.from_values(ranks=1), ranks_each=1, name=None)
     end = end_of(locked, 0, Store())
     assert isinstance(end.error, UsageError)
     assert str(end.error).startswith("rank 0 returned <unlocked _thread.lock")
@@ -140,7 +140,7 @@ async def returns_a_lock(rank: overlap.Rank) -> object:
 
 def test_a_member_that_is_stopped_ends_without_an_error() -> None:
     async def stopped() -> MemberEnd:
-        member = MemberActor(describe_job(waits, (), RunConfig.given(ranks=1), ranks_each=1, name=None), 0)
+        member = MemberActor(make_job_spec(waits, (), RunConfig.from_values(ranks=1), ranks_each=1, name=None), 0)
         running = asyncio.create_task(member.run(Store()))
         await asyncio.to_thread(_waiting.wait, 60)
         await member.stop()
@@ -230,9 +230,9 @@ def test_what_is_there_at_once_is_not_told(capsys: pytest.CaptureFixture[str]) -
 
 def test_what_has_no_place_is_named() -> None:
     nodes = {"a": {"CPU": 3.0}, "b": {"CPU": 1.0, "GPU": 1.0}}
-    assert describe_lack({"CPU": 2}, 3, nodes) == "2 places with CPU: 2; free: CPU 3 on a, CPU 1 on b"
-    assert describe_lack({"TPU": 1}, 1, nodes) == "1 place with TPU: 1; free: nothing of that"
-    assert describe_lack({"CPU": 1}, 1, nodes).startswith("a place that fits the strategy; free: ")
+    assert describe_missing_resources({"CPU": 2}, 3, nodes) == "2 places with CPU: 2; free: CPU 3 on a, CPU 1 on b"
+    assert describe_missing_resources({"TPU": 1}, 1, nodes) == "1 place with TPU: 1; free: nothing of that"
+    assert describe_missing_resources({"CPU": 1}, 1, nodes).startswith("a place that fits the strategy; free: ")
 
 
 # -- files and programs ----------------------------------------------------------------------------------------------
@@ -244,9 +244,9 @@ def test_files_come_home_once_and_stay_in_their_folder(tmp_path: Path, monkeypat
     assert folder.stat().st_mode & 0o777 == 0o700
     for name in ("a-12.flight", "b-13.flight", "trace-process1.json.part", "other"):
         (folder / name).write_bytes(name.encode())
-    assert jobs.take_files("token", pid=12) == {"a-12.flight": b"a-12.flight"}
-    assert set(jobs.take_files("token")) == {"b-13.flight", "trace-process1.json.part"}
-    assert jobs.take_files("token") == {}
+    assert jobs.take_job_files("token", pid=12) == {"a-12.flight": b"a-12.flight"}
+    assert set(jobs.take_job_files("token")) == {"b-13.flight", "trace-process1.json.part"}
+    assert jobs.take_job_files("token") == {}
     assert not folder.exists()
     (tmp_path / "x.flight").symlink_to(folder / "gone")
     outcome = Outcome(ends={}, lost={}, files={"../x.flight": b"x", "x.part": b""})
@@ -269,7 +269,7 @@ def test_folders_that_were_left_long_ago_go(tmp_path: Path, monkeypatch: pytest.
 def test_code_keeps_the_name_of_its_file() -> None:
     space: dict[str, Any] = {"__name__": "__main__"}
     exec(compile("def f(x):\n    def g():\n        return x\n    return g", "/home/me/train.py", "exec"), space)
-    got: Any = pickle.loads(jobs.pack(space["f"], ""))
+    got: Any = pickle.loads(jobs.pickle_value(space["f"], ""))
     assert (got(3)(), got.__code__.co_filename, got(3).__code__.co_filename) == (3, *["/home/me/train.py"] * 2)
 
 
@@ -280,17 +280,17 @@ def test_code_keeps_the_name_of_its_file() -> None:
         ({"ranks_each": 3}, "ranks: 4 cannot be divided into ranks_per_actor=3"),
         ({"name": "x" * 60}, "name: expected 1 to 27 printable characters"),
         ({"config": RunConfig()}, "ranks: expected their number, which Ray cannot know; pass ranks=N"),
-        ({"config": RunConfig.given(ranks=4, virtual=overlap.Virtual())}, "clock: Ray runs ranks in real time"),
+        ({"config": RunConfig.from_values(ranks=4, virtual=overlap.Virtual())}, "clock: Ray runs ranks in real time"),
         ({"args": (1, threading.Lock())}, "argument 2 of main: cannot be sent to other processes: TypeError"),
         ({"main": threading.Lock()}, "main: cannot be sent to other processes"),
     ],
 )
 def test_bad_input_is_a_sentence(changed: dict[str, Any], sentence: str) -> None:
     told: dict[str, Any] = {
-        "main": total_of, "args": (), "config": RunConfig.given(ranks=4), "ranks_each": 2, "name": None,
+        "main": total_of, "args": (), "config": RunConfig.from_values(ranks=4), "ranks_each": 2, "name": None,
     } | changed  # fmt: skip
     with pytest.raises(UsageError, match=sentence):
-        describe_job(told.pop("main"), told.pop("args"), told.pop("config"), **told)
+        make_job_spec(told.pop("main"), told.pop("args"), told.pop("config"), **told)
 
 
 def test_restarts_are_no_negative_number() -> None:

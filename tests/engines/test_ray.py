@@ -219,7 +219,7 @@ def test_members_of_a_lost_node_are_waited_for_no_longer_once_one_of_them_is_mis
     monkeypatch.setattr("overlap.ray.running.ray.wait", wait)
     monkeypatch.setattr("overlap.ray.running.ray.get", lambda answer: told[int(answer[-1])])
     monkeypatch.setattr("overlap.ray.running.lost_nodes", lambda nodes: {"b"} & set(nodes))
-    outcome = running.wait_for_ends(whole, [actor(member) for member in range(4)], ["a", "a", "b", "b"])
+    outcome = running.run_all_members(whole, [actor(member) for member in range(4)], ["a", "a", "b", "b"])
     assert outcome.ends == told
     assert outcome.lost == dict.fromkeys((2, 3), "is gone, and its node with it")
 
@@ -237,7 +237,7 @@ def test_the_placement_group_is_removed_if_an_actor_cannot_be_made(monkeypatch: 
     group = SimpleNamespace(wait=lambda _: True)
     monkeypatch.setattr(running, "placement_group", lambda *_, **__: group)
     monkeypatch.setattr(running, "remove_placement_group", removed.append)
-    monkeypatch.setattr(running, "actor_places", lambda *_: (["a", "b"], [{}, {}]))
+    monkeypatch.setattr(running, "actor_nodes_and_options", lambda *_: (["a", "b"], [{}, {}]))
     monkeypatch.setattr(running.ray, "remote", lambda **_: lambda _: actor_class)
     monkeypatch.setattr(running.ray, "kill", lambda actor, **_: killed.append(actor))
     monkeypatch.setattr(running.ray, "wait", lambda answers, **_: (answers, []))

@@ -102,7 +102,7 @@ def test_a_report_is_text_that_wraps() -> None:
 def test_ipython_shows_errors_without_frames_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
     monkeypatch.setattr(overlap.OverlapError, "_render_traceback_", None, raising=False)  # put back afterwards
-    uncaught.report_uncaught()
+    uncaught.install_error_hooks()
 
     async def bad(rank: overlap.Rank) -> None:
         await rank.compute(int, "no number")

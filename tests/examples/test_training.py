@@ -274,12 +274,16 @@ def test_a_letter_that_nobody_saw_has_no_gradient(gpt, small):
 
 def test_one_array_is_as_good_as_a_tree(gpt, small):
     model, weights, x, y = small
-    flat = gpt["flat"](weights)
-    assert all((w == weights[layer][k]).all() for layer, t in gpt["tree"](weights, flat).items() for k, w in t.items())
+    flat = gpt["flatten_weights"](weights)
+    assert all(
+        (w == weights[layer][k]).all()
+        for layer, t in gpt["unflatten_weights"](weights, flat).items()
+        for k, w in t.items()
+    )
     whole, loss = model.flat_gradient(flat, x, y)
     gradients, same_loss = model.gradients(weights, x, y)
     assert loss == same_loss
-    for layer, tree in gpt["tree"](weights, whole).items():
+    for layer, tree in gpt["unflatten_weights"](weights, whole).items():
         for key, gradient in tree.items():
             assert (gradient == gradients[layer][key]).all()
 
@@ -303,7 +307,7 @@ def test_the_first_loss_is_that_of_guessing(gpt):
 def test_parts_add_up_to_the_whole(gpt, small):
     model, weights, x, y = small
     gradients, loss = model.gradients(weights, x, y)
-    parts = [gpt["part"](weights, i, 2) for i in range(2)]
+    parts = [gpt["tensor_rank_part"](weights, i, 2) for i in range(2)]
     half = gpt["GPT"](blocks=1, channels=8, heads=2, length=6, share=0.5)
     saved = [{}, {}]
     for name, layer in half.layers.items():
@@ -316,7 +320,7 @@ def test_parts_add_up_to_the_whole(gpt, small):
     for name, layer in reversed(half.layers.items()):
         told = [layer.backward(part[name], saved[i][name], grad) for i, part in enumerate(parts)]
         grad = told[0][0] + told[1][0] if name[-1].isdigit() else told[0][0]
-        cut = [gpt["part"](gradients, i, 2)[name] for i in range(2)]
+        cut = [gpt["tensor_rank_part"](gradients, i, 2)[name] for i in range(2)]
         for key, whole in gradients[name].items():
             if key == "norm" and name[-1].isdigit():  # each has what its heads or units say of it
                 assert told[0][1][key] + told[1][1][key] == pytest.approx(whole, rel=1e-10)

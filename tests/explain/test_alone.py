@@ -45,8 +45,9 @@ def read(root):
 
 
 JUDGES = {
-    "explain/judgement.py:explain", "explain/recorded.py:explain_timeline", "explain/profiles.py:explain_profiles",
-    "explain/entry.py:why", "explain/entry.py:explain_files", "explain/report.py:from_json",
+    "explain/judgement.py:explain_facts", "explain/recorded.py:explain_timeline",
+    "explain/profiles.py:explain_profiles", "explain/entry.py:why", "explain/entry.py:explain_files",
+    "explain/report.py:from_json",
 }  # fmt: skip
 """The one judge, and the functions that give it a timeline, profiles or files."""
 

@@ -13,7 +13,7 @@ import pytest
 
 import overlap
 from overlap.errors import UsageError
-from overlap.explain.hang import PAGE_LINES, is_dump, judge
+from overlap.explain.hang import PAGE_LINES, is_or_has_dump, judge_stuck_job
 from overlap.flight.dumps import read_dump
 from overlap.flight.pickles import unpickle_plain
 from overlap.timeline.files import children
@@ -52,7 +52,7 @@ def write(folder, ranks, *, version="2.10", groups=None, prefix="nccl_trace_rank
 
 
 def sentence(*paths):
-    return judge(paths).sentence
+    return judge_stuck_job(paths).sentence
 
 
 FIRST = entry(1, done=True, line=8)
@@ -62,8 +62,8 @@ FIRST = entry(1, done=True, line=8)
 @pytest.mark.parametrize("form", [pickle.dumps, lambda data: pickle.dumps(data, 2), json.dumps])
 def test_a_rank_that_is_behind(tmp_path, version, form):
     folder = write(tmp_path / "d", [[FIRST, entry(2)], [FIRST], [FIRST, entry(2)]], version=version, form=form)
-    assert is_dump(folder)
-    assert is_dump(folder / "nccl_trace_rank_1")
+    assert is_or_has_dump(folder)
+    assert is_or_has_dump(folder / "nccl_trace_rank_1")
     assert sentence(folder) == (
         "rank 1 has not come: its last call was all_reduce #1 of group 'default_pg' (train.py:8 in main); ranks 0, 2 "
         "wait for it in all_reduce #2 of group 'default_pg' (train.py:33 in main)"
@@ -95,7 +95,7 @@ def test_shapes_of_one_size_are_no_mismatch(tmp_path):
 
 def test_a_mismatch_that_has_ended_is_not_the_reason_why_a_rank_waits(tmp_path):
     wrong = entry(1, sizes=[(9,)], done=True)
-    hang = judge([write(tmp_path / "d", [[FIRST, entry(2)], [wrong], [FIRST, entry(2)]])])
+    hang = judge_stuck_job([write(tmp_path / "d", [[FIRST, entry(2)], [wrong], [FIRST, entry(2)]])])
     assert (hang.verdict, hang.ranks) == ("late", (1,))
     assert hang.notes[0].startswith(
         "before it: rank 1 called all_reduce #1 of group 'default_pg' (train.py:33 in main) with float [9]"
@@ -104,13 +104,13 @@ def test_a_mismatch_that_has_ended_is_not_the_reason_why_a_rank_waits(tmp_path):
 
 def test_uneven_all_to_alls_are_no_mismatch(tmp_path):
     ranks = [[entry(1, "all_to_all", sizes=[(size,)], done=True), entry(2)] for size in (3, 5)]
-    assert judge([write(tmp_path / "d", ranks)]).verdict == "wire"
+    assert judge_stuck_job([write(tmp_path / "d", ranks)]).verdict == "wire"
 
 
 def test_groups_that_wait_in_a_circle(tmp_path):
     groups = {"1": ("tp", [0, 1]), "2": ("dp", [0, 1])}
     one, two = entry(1, group=("1", "tp"), line=5), entry(1, group=("2", "dp"), line=6)
-    hang = judge([write(tmp_path / "d", [[one], [two]], groups=groups)])
+    hang = judge_stuck_job([write(tmp_path / "d", [[one], [two]], groups=groups)])
     assert (hang.verdict, hang.ranks) == ("cycle", (0, 1))
     assert hang.sentence == (
         "ranks 0-1 wait for each other and cannot go on: rank 0 in all_reduce #1 of group 'tp' (train.py:5 in main), "
@@ -123,7 +123,7 @@ def test_a_rank_that_waits_in_another_group_is_not_behind(tmp_path):
     """Rank 0 waits for 1, which waits in its own group for 2: that is the one."""
     groups = {"0": ("default_pg", [0, 1, 2]), "1": ("tp", [1, 2])}
     ranks = [[entry(2)], [entry(7, group=("1", "tp"))], [entry(6, group=("1", "tp"), done=True)]]
-    hang = judge([write(tmp_path / "d", ranks, groups=groups)])
+    hang = judge_stuck_job([write(tmp_path / "d", ranks, groups=groups)])
     assert (hang.verdict, hang.ranks) == ("late", (2,))
 
 
@@ -145,16 +145,16 @@ def test_operations_of_a_batch_end_with_it(tmp_path, done):
         parts = [entry(5, name, done=False) for name in (f"send {own}->{peer}", f"recv {own}<-{peer}")]
         end = entry(5, "coalesced", sizes=[], done=done) | {"is_p2p": True, "p2p_seq_id": 5, "collective_seq_id": 0}
         batches.append([FIRST, *parts, end])
-    hang = judge([write(tmp_path / "d", [*batches, [FIRST]])])
+    hang = judge_stuck_job([write(tmp_path / "d", [*batches, [FIRST]])])
     assert hang.verdict == ("nobody" if done else "wire")
     batches[1] = [FIRST]
-    hang = judge([write(tmp_path / "e", [*batches, [FIRST]])])
+    hang = judge_stuck_job([write(tmp_path / "e", [*batches, [FIRST]])])
     assert (hang.verdict, list(hang.ranks)) == (("nobody", []) if done else ("late", [1]))
 
 
 def test_a_missing_dump(tmp_path):
     folder = write(tmp_path / "d", [[FIRST, entry(2)], None, [FIRST, entry(2)], None])
-    hang = judge([folder])
+    hang = judge_stuck_job([folder])
     assert (hang.verdict, hang.ranks, hang.missing) == ("missing", (1, 3), [1, 3])
     assert hang.sentence == (
         "cannot be told: ranks 1, 3 have no record here; ranks 0, 2 wait for them in all_reduce #2 of group "
@@ -165,16 +165,18 @@ def test_a_missing_dump(tmp_path):
 @pytest.mark.parametrize("library", ["nccl", "gloo"])
 def test_ranks_without_a_dump_are_not_accused_where_all_operations_have_ended(tmp_path, library):
     ended = [each | {"profiling_name": f"{library}:all_reduce"} for each in (FIRST, entry(2, done=True))]
-    hang = judge([write(tmp_path / "d", [ended, None, ended, None])])
+    hang = judge_stuck_job([write(tmp_path / "d", [ended, None, ended, None])])
     assert (hang.verdict, hang.ranks) == ("nobody", ())
 
 
 def test_a_rank_whose_operation_is_only_scheduled_is_late(tmp_path):
     queued = entry(2) | {"state": "scheduled"}
-    hang = judge([write(tmp_path / "d", [[FIRST, entry(2)], [FIRST, queued], [FIRST, entry(2)]])])
+    hang = judge_stuck_job([write(tmp_path / "d", [[FIRST, entry(2)], [FIRST, queued], [FIRST, entry(2)]])])
     assert (hang.verdict, hang.ranks) == ("late", (1,))
     assert "is queued, and has not started; ranks 0, 2 wait for it" in hang.sentence
-    hang = judge([write(tmp_path / "e", [[FIRST, queued], [FIRST, queued], [FIRST, queued], [FIRST, entry(2)]])])
+    hang = judge_stuck_job(
+        [write(tmp_path / "e", [[FIRST, queued], [FIRST, queued], [FIRST, queued], [FIRST, entry(2)]])]
+    )
     assert hang.ranks == (0, 1, 2)
 
 
@@ -182,7 +184,7 @@ def test_a_cycle_of_receives_that_gloo_does_not_record(tmp_path):
     ended = [
         entry(number, done=True) | {"profiling_name": "gloo:all_reduce", "state": "scheduled"} for number in (1, 2)
     ]
-    hang = judge([write(tmp_path / "d", [ended, ended])])
+    hang = judge_stuck_job([write(tmp_path / "d", [ended, ended])])
     assert hang.sentence == (
         "cannot be told: no rank waits for another in a recorded operation; sends and receives of gloo are not recorded"
     )
@@ -191,17 +193,17 @@ def test_a_cycle_of_receives_that_gloo_does_not_record(tmp_path):
 def test_the_last_of_two_runs(tmp_path):
     write(tmp_path / "d", [[FIRST, entry(2)], [FIRST]], prefix="a_")
     write(tmp_path / "d", [[FIRST], [FIRST, entry(9)]], prefix="b_")
-    hang = judge([tmp_path / "d"])
+    hang = judge_stuck_job([tmp_path / "d"])
     assert hang.ranks == (0,)
     assert hang.notes == ["of 2 runs in these files this is the last (b_*)"]
 
 
 def test_a_page_has_at_most_its_lines(tmp_path):
     folder = write(tmp_path / "d", [[FIRST, entry(2)] for _ in range(99)] + [[FIRST]])
-    page = judge([folder]).page
+    page = judge_stuck_job([folder]).page
     assert len(page) == PAGE_LINES
     assert page[-1].endswith("ranks more (--all)")
-    assert len(judge([folder], full=True).page) > 100
+    assert len(judge_stuck_job([folder], full=True).page) > 100
 
 
 @pytest.mark.parametrize("columns", [60, 110])
@@ -273,14 +275,14 @@ def test_damaged_dumps_cost_a_sentence(tmp_path):
 
 def test_a_dump_of_another_version(tmp_path):
     folder = write(tmp_path / "d", [[FIRST]], version="3.0")
-    with pytest.raises(UsageError, match=r"is of version 3.0 of the flight recorder; versions 2.x are read"):
-        judge([folder])
+    with pytest.raises(UsageError, match=r"is of version 3.0 of the flight recorder, not 2.x; leave it out"):
+        judge_stuck_job([folder])
 
 
 def test_one_damaged_dump_of_several_is_named(tmp_path):
     folder = write(tmp_path / "d", [[FIRST, entry(2)], [FIRST], [FIRST, entry(2)]])
     (folder / "nccl_trace_rank_2").write_bytes((folder / "nccl_trace_rank_2").read_bytes()[:-50] + b"pg_config")
-    hang = judge([folder])
+    hang = judge_stuck_job([folder])
     assert hang.ranks == (1,)
     assert "nccl_trace_rank_2: is damaged" in hang.notes[-1]
 
@@ -330,7 +332,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_planted_hang_is_named(planted, case):
     assert re.match(CASES[case], sentence(planted / case))
-    assert len(judge([planted / case]).page) <= PAGE_LINES
+    assert len(judge_stuck_job([planted / case]).page) <= PAGE_LINES
 
 
 @pytest.mark.torch
@@ -346,7 +348,7 @@ def test_torchs_own_analysis_says_no_more(planted, tmp_path):
     done = subprocess.run([sys.executable, "-c", RIVAL, tmp_path], capture_output=True, text=True, timeout=LIMIT_S)
     named = 0
     for part in (done.stdout + done.stderr).split("== ")[1:]:
-        hang = judge([planted / part.split()[0]])
+        hang = judge_stuck_job([planted / part.split()[0]])
         for ranks in re.findall(r"missing ranks: \{([\d, ]+)\}|Culprit rank (\d+)", part):
             for rank in re.findall(r"\d+", " ".join(ranks)):
                 named += 1
@@ -358,7 +360,7 @@ def test_a_group_that_one_rank_called_and_whose_members_no_dump_lists(tmp_path):
     """As gloo's dumps are of groups in which the other members have issued nothing."""
     groups = {"0": ("default_pg", [0, 1, 2]), "1": ("tp", [])}
     ranks = [[FIRST, entry(1, group=("1", "tp"))], [FIRST], [FIRST]]
-    hang = judge([write(tmp_path / "d", ranks, groups=groups)])
+    hang = judge_stuck_job([write(tmp_path / "d", ranks, groups=groups)])
     assert (hang.verdict, hang.ranks) == ("wire", ())
     assert hang.sentence == (
         "cannot be told: no record lists the members of the group of all_reduce #1 of group 'tp' (train.py:33 in "
@@ -369,9 +371,9 @@ def test_a_group_that_one_rank_called_and_whose_members_no_dump_lists(tmp_path):
 def test_processes_read_many_dumps_alike(tmp_path, monkeypatch):
     folder = write(tmp_path / "d", [[FIRST, entry(2)], [FIRST], [FIRST, entry(2)]])
     (folder / "nccl_trace_rank_3").write_bytes(b"\x80\x02pg_config")
-    alone = judge([folder])
+    alone = judge_stuck_job([folder])
     monkeypatch.setattr(children, "SMALL_BYTES", 0)
-    assert judge([folder]) == alone
+    assert judge_stuck_job([folder]) == alone
     assert alone.ranks == (1,)
     assert "nccl_trace_rank_3: is damaged" in alone.notes[-1]
 
@@ -399,7 +401,7 @@ def test_a_rank_that_is_in_a_group_of_unknown_members_is_not_blamed(tmp_path):
     first = FIRST | gloo
     pair = entry(1, group=("7", "pair"), line=50) | gloo
     folder = write(tmp_path, [[first], [first, pair], [first, entry(2) | gloo], [first, entry(2) | gloo]])
-    found = judge([folder])
+    found = judge_stuck_job([folder])
     assert found.ranks == (0,)
     assert found.sentence.startswith("rank 0 has not come: its last call was all_reduce #1 ")
     (row,) = (line for line in found.page if line.split()[:1] == ["1"])

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from overlap.explain.causes import NAMES, WAIT, WIRE
 from overlap.explain.pieces import MAX_CHAIN_RANKS
 from overlap.explain.ranks import late_ranks
-from overlap.explain.spans import pieces_of_spans, spent_ns
+from overlap.explain.spans import pieces_of_spans, run_ns_until
 from overlap.timeline import Span, breakdowns
 from overlap.timeline.measure.activity import WAITING, Activity
-from overlap.timeline.measure.meetings import PAIRED, last_rows
+from overlap.timeline.measure.meetings import PAIRED, last_arrival_rows
 from overlap.timeline.measure.steps import RankWindow, rank_windows
 from tests.timeline.made import LIMIT_NS, RANKS, comm, compute, timeline_of, traces
 
@@ -111,7 +111,7 @@ def test_every_nanosecond_has_the_cause_that_one_finds_by_looking(timeline):
 def test_columns_name_the_same_last_rank_as_a_look_at_each_span(timeline, others):
     spans = [comm(rank, start, start + rank, 20, op=op, seq=start % 2) for rank, start, op in others]
     timeline = timeline_of(*timeline.spans, *spans)
-    spans, rows = timeline.spans, last_rows(timeline.columns)
+    spans, rows = timeline.spans, last_arrival_rows(timeline.columns)
     for span, row in zip(spans, rows.tolist(), strict=True):
         met = [other for other in spans if span.info and other.info and key(other) == key(span)]
         if len({other.rank for other in met}) < 2:
@@ -217,7 +217,7 @@ def test_what_a_rank_computed_before_its_step_began_is_no_excess_of_the_step():
 def test_time_spent_until_an_instant_is_what_one_finds_by_looking(timeline, begun):
     computes = timeline.columns.take(timeline.columns.is_kind("compute"))
     asked = [(rank, now) for now in range(2 * LIMIT_NS) for rank in range(RANKS)]
-    found = spent_ns(computes, np.array(begun), *np.array(asked).T)
+    found = run_ns_until(computes, np.array(begun), *np.array(asked).T)
     for (rank, now), ns in zip(asked, found.tolist(), strict=True):
         spans = [span for span in timeline.spans if span.kind == "compute" and span.rank == rank]
         assert ns == sum(max(min(span.end_ns, now) - max(span.start_ns, begun[rank]), 0) for span in spans)

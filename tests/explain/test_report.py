@@ -9,7 +9,7 @@ import pytest
 import overlap
 from overlap.cli import main
 from overlap.errors import UsageError
-from overlap.explain.against import compare
+from overlap.explain.against import compare_reports
 from overlap.explain.causes import NAMES
 from overlap.explain.limits import parse_limit
 from overlap.explain.page import page_lines
@@ -112,12 +112,12 @@ def test_a_page_obeys_columns_and_cuts_nothing_off(tmp_path, monkeypatch, column
 )
 def test_a_difference_counts_if_no_steps_overlap(tmp_path, new, old, judgement):
     new, old = profile(tmp_path, new, "new.json"), profile(tmp_path, old, "old.json")
-    assert compare(overlap.why(new), overlap.why(old)).judgement == judgement
+    assert compare_reports(overlap.why(new), overlap.why(old)).judgement == judgement
 
 
 def test_a_regression_names_the_cause_that_grew(tmp_path):
     new, old = profile(tmp_path, [12_000] * 3, "new.json"), profile(tmp_path, [10_000] * 3, "old.json")
-    assert compare(overlap.why(new), overlap.why(old)).sentence == (
+    assert compare_reports(overlap.why(new), overlap.why(old)).sentence == (
         "regression: a step takes 10 ms before, 12 ms now (+20.0%), of which 1.8 ms more is the host launches too "
         "slowly at aten::add at train.py:12 (def step) (10.8 ms); 3 and 3 steps, none overlap"
     )
@@ -129,7 +129,7 @@ def test_a_comparison_keeps_to_a_narrow_page(tmp_path, capsys, monkeypatch):
     assert main(["why", str(new), "--compare", str(old)]) == 0
     heading, _, _ = capsys.readouterr().out.partition("\n\n")
     assert max(map(len, heading.splitlines())) <= 40
-    assert " ".join(heading.splitlines()) == compare(overlap.why(new), overlap.why(old)).sentence
+    assert " ".join(heading.splitlines()) == compare_reports(overlap.why(new), overlap.why(old)).sentence
 
 
 def test_conditions_decide_the_exit_code(tmp_path, capsys):

@@ -9,7 +9,7 @@ import overlap
 from overlap.explain.recorded import explain_timeline
 from overlap.timeline import Recorder, Span, Timeline, breakdowns
 from overlap.timeline.measure.critical_path import critical_path
-from overlap.timeline.measure.operations import operations
+from overlap.timeline.measure.operations import sum_operations_by_line
 from tests.timeline.made import comm, compute, render_text, sentence, timeline_of
 
 
@@ -126,7 +126,7 @@ def test_a_rank_that_marks_no_steps_is_drawn_and_has_no_part_in_the_figures():
     assert sentence(timeline, step=0).startswith(
         "step 30 ns: compute 25, exposed 5 (17%): 5 on the wire (all_reduce at train.py:7)"
     )
-    assert [(one.call_site, one.exposed_ns) for one in operations(timeline, step=0)] == [("train.py:7", 10)]
+    assert [(one.call_site, one.exposed_ns) for one in sum_operations_by_line(timeline, step=0)] == [("train.py:7", 10)]
     assert sum(link.duration_ns for link in critical_path(timeline, step=0)) == 30
     drawn = render_text(timeline, step=0, all=True, width=100).splitlines()
     assert drawn[0] == "step 0: 3 of 3 ranks; rank 0 marks no steps and is not counted"

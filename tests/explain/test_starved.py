@@ -1,7 +1,7 @@
 """Computes that had less than a core: recorded by our own threads, and reported before anything else."""
 
 import overlap
-from overlap.config import overriding
+from overlap.config import overriding_config
 from overlap.runtime import compute
 from overlap.timeline import Timeline, write_trace
 from overlap.timeline.files.merge import merged
@@ -11,13 +11,13 @@ from tests.timeline.programs import data_parallel, run
 
 def test_threads_that_run_and_have_no_processor_are_in_the_timeline(monkeypatch):
     monkeypatch.setattr(compute, "thread_time_ns", lambda: 0)  # of the time of a function, none on a processor
-    monkeypatch.setattr(compute, "queued_ns", lambda thread: 1 << 60)
+    monkeypatch.setattr(compute, "processor_wait_ns", lambda thread: 1 << 60)
     seen = []
 
     async def main(rank):
         await rank.compute(sum, [1, 2])
 
-    with overriding(watcher=seen.append):
+    with overriding_config(watcher=seen.append):
         overlap.run(main, ranks=2)
     assert seen[0].meta[STARVED] == "0:1.00 1:1.00"
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from overlap.flight.ends import judge_records, name_missing_processes, rank_views
+from overlap.flight.ends import judge_records, name_missing_processes, views_of_records
 from overlap.flight.reading import Flight, RankTable, WorldEnd
-from overlap.flight.records import RecordedWorld, newest_world
+from overlap.flight.records import RecordedWorld, choose_world
 from overlap.waits.ends import CallRecord
-from overlap.waits.wording import last_signs, rows, sentence, table
+from overlap.waits.wording import last_signs, wait_rows, wait_sentence, wait_table
 
 S = 1_000_000_000
 STEP = 12
@@ -48,13 +48,13 @@ def ending(how="failed", rank=None, line="ValueError: no at train.py:8", *, here
 
 def judged(*flights, runs=lambda flight: False):
     _, verdict, notes = judge_records(RecordedWorld(flights, runs))
-    return verdict.kind.value, verdict.culprits, sentence(verdict), notes
+    return verdict.kind.value, verdict.culprits, wait_sentence(verdict), notes
 
 
 def tabled(*flights):
     world = RecordedWorld(flights, lambda flight: False)
     views, verdict, _ = judge_records(world)
-    return table(rows(views, len(views), verdict), world.end_ns)
+    return wait_table(wait_rows(views, len(views), verdict), world.end_ns)
 
 
 LOST = "PeerLostError: process 1 (ranks 2-3) is lost: the last connection to it was lost"
@@ -177,7 +177,7 @@ def test_a_process_that_ended_is_described_by_its_last_operations():
     killed = flight(0, record(0, compute("before", since=1, started=2), compute("now", since=1, started=4)),
                     record(1, operation(40, ended=1)), pid=7)  # fmt: skip
     world = RecordedWorld([killed, flight(1, record(2, operation(since=3)))], lambda flight: False)
-    assert last_signs(rank_views(world, [killed]), 4, [0, 1]) == [
+    assert last_signs(views_of_records(world, [killed]), 4, [0, 1]) == [
         "rank 0 computed 'now' (train.py:30) in step 12",
         "rank 1 had last called all_reduce #40 of group 'world' (train.py:33) in step 12",
         "rank 2 waits for it in all_reduce #41 of group 'world' (train.py:33)",
@@ -204,7 +204,7 @@ def test_the_table_has_a_line_for_each_rank():
 
 def test_the_world_that_began_last_is_judged():
     first, second = flight(0, record(0), started_ns=5), flight(0, record(0), attempt=1, started_ns=6)
-    world, others = newest_world([second, first], lambda flight: False)
+    world, others = choose_world([second, first], lambda flight: False)
     assert (world.flights, others) == ([second], 1)
 
 
@@ -215,5 +215,5 @@ def test_runs_of_one_name_are_not_mixed():
         for at, size in ((0, 4), (60, 4), (62, 2))
     ]
     elsewhere = flight(2, record(2), host="far", started_ns=100 * S)  # whose clock differs
-    world, others = newest_world([*runs[1], runs[0][1], elsewhere, *runs[2], runs[0][0]], lambda flight: False)
+    world, others = choose_world([*runs[1], runs[0][1], elsewhere, *runs[2], runs[0][0]], lambda flight: False)
     assert (world.flights, others) == ([*runs[1], elsewhere], 2)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import overlap
 from overlap import UsageError
 from overlap.cli import main as command
-from overlap.explain.hang import PAGE_LINES, judge
-from overlap.flight.folder import runs
+from overlap.explain.hang import PAGE_LINES, judge_stuck_job
+from overlap.flight.folder import is_alive
 from overlap.flight.layout import START_AT, TEXT_LIMIT_BYTES, read_text, write_text
 from overlap.flight.reading import read_flight
 from overlap.kernel_facts import start_ticks
@@ -257,16 +257,16 @@ def test_a_pipe_among_records_is_passed_over(folder, sample, capsys):
 def test_a_process_id_that_is_used_again_is_no_running_job() -> None:
     """A record is of a process that began when it says."""
     host, pid = platform.node()[:100], os.getpid()
-    assert runs(host, pid, start_ticks(pid))
-    assert not runs(host, pid, str(int(start_ticks(pid)) + 1))
-    assert not runs(f"{host}-other", pid, start_ticks(pid))
-    assert not runs(host, pid, "")
+    assert is_alive(host, pid, start_ticks(pid))
+    assert not is_alive(host, pid, str(int(start_ticks(pid)) + 1))
+    assert not is_alive(f"{host}-other", pid, start_ticks(pid))
+    assert not is_alive(host, pid, "")
 
 
 def test_a_folder_with_records_and_dumps_of_torch_has_both_verdicts(folder, sample):
     (folder / "a.flight").write_bytes(sample)
     (folder / "dump_0").write_text(json.dumps({"version": "2.10", "pg_config": {}, "entries": []}))
-    hang = judge([folder])
+    hang = judge_stuck_job([folder])
     assert [each.verdict for each in hang.also] == ["failed", "nobody"]
     assert "; torch: cannot be told: no rank waits for another" in hang.sentence
     assert len(hang.page) <= PAGE_LINES

@@ -439,12 +439,12 @@ class Placed:
 
 
 def test_two_lines_that_issue_the_same_call_in_turn_need_no_more_memory():
-    flight = Writer(mmap(-1, file_bytes(1)), [0], {}).rank(0, Recorder(0))
+    flight = Writer(mmap(-1, file_bytes(1)), [0], {}).begin_rank(0, Recorder(0))
     known, lines = Known(), (Placed(1), Placed(2))
 
     def issue(times: int) -> None:
         for number in range(times):
-            flight.ended(flight.issued(lines[number % 2], known, "call", 7, 1), 2)
+            flight.record_end(flight.record_issue(lines[number % 2], known, "call", 7, 1), 2)
 
     issue(2 * RECORDS)
     tracemalloc.start()

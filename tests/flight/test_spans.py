@@ -8,7 +8,7 @@ import pytest
 
 import overlap
 from overlap.cli.top import find_world, measure_window, summary_line
-from overlap.config import overriding
+from overlap.config import overriding_config
 from overlap.flight.reading import RankTable
 from overlap.flight.spans import step_length_ns, timeline_of_records
 from overlap.timeline import Timeline, breakdowns
@@ -145,14 +145,14 @@ def test_top_shows_the_figures_that_timeline_shows(tmp_path, monkeypatch):
                 await total
         if rank.rank == 0:
             world = find_world(None)
-            ranks = [each for record in world.processes for each in record.ranks()]
+            ranks = [each for record in world.processes for each in record.read_ranks()]
             now_ns = max(int(np.abs(each.operations[4]).max()) for each in ranks)
             recorded = timeline_of_records(ranks, now_ns, 2)
             looks.append((recorded, measure_window(recorded, {each.rank: each for each in ranks}, window(recorded))))
             world.close()
         await rank.barrier()
 
-    with overriding(watcher=seen.append):
+    with overriding_config(watcher=seen.append):
         overlap.run(program, ranks=2)
     (recorded, look), columns = looks[0], seen[0].columns
     columns = columns.take(~columns.is_kind("program"))  # a record does not know who kept the event loop

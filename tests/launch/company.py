@@ -12,11 +12,11 @@ from typing import TypeAlias
 import trio
 
 from overlap.processes.identity import RendezvousConfig, SilenceLimits
-from overlap.processes.join import Membership, join_here
+from overlap.processes.join import Membership, join_in_this_loop
 from overlap.processes.link import ControlLink, MemberLinks
 from overlap.processes.members import Action, CutConnection, Members, PrintLine, Silence
 from overlap.processes.sockets import Endpoint
-from overlap.processes.wire import FrameReader, Join, Message, Ping, Pong, encode
+from overlap.processes.wire import FrameReader, Join, Message, Ping, Pong, encode_frame
 from tests.waiting import Lines, run
 from transports.handshake import greet, welcome
 from transports.identity import Hello
@@ -62,7 +62,7 @@ class Company:
         return RendezvousConfig(**arguments)  # type: ignore[arg-type]
 
     async def attend(self, member: int, main: Callable[[Membership], Awaitable[None]], **changes: object) -> None:
-        async with join_here(self.config(member, **changes), report=self.lines.append) as membership:
+        async with join_in_this_loop(self.config(member, **changes), report=self.lines.append) as membership:
             await main(membership)
 
     async def all_attend(self, main: Callable[[Membership], Awaitable[None]]) -> None:
@@ -99,7 +99,7 @@ async def watch(
 ) -> None:  # fmt: skip
     """Watch the silence of one member, as member 0 does."""
     members = Members(config)
-    members.connect(member, "")
+    members.add_connection(member, "")
 
     def judge(silences: dict[int, Silence]) -> list[Action]:
         actions = members.judge_silences(silences)
@@ -127,7 +127,7 @@ class Puppet:
         stream = await trio.open_tcp_stream(*company.endpoint)
         await greet(stream, Hello(role="member", job="digits", epoch=0, member=member, members=company.members), SECRET)
         puppet = cls(stream)
-        await puppet.say(encode(Join(detail="overlap 0.1.0, local", process=process)))
+        await puppet.say(encode_frame(Join(detail="overlap 0.1.0, local", process=process)))
         return puppet
 
     @classmethod
@@ -142,7 +142,7 @@ class Puppet:
     async def answer(self) -> None:
         asked = await self.hear(Ping)
         assert isinstance(asked, Ping)
-        await self.say(encode(Pong(sent_ns=asked.sent_ns, server_ns=1)))
+        await self.say(encode_frame(Pong(sent_ns=asked.sent_ns, server_ns=1)))
 
     async def say(self, data: bytes) -> None:
         await self.stream.send_all(data)

@@ -10,7 +10,7 @@ import pytest
 
 from overlap.kernel_facts import process_identity
 from overlap.launch import memory_folder as module
-from overlap.launch.binding import bound_to_cores, share_cores, share_own_cores, sort_by_package
+from overlap.launch.binding import bound_to_cores, share_cores, share_own_cores, sort_cores_by_package
 from overlap.launch.memory_folder import memory_folder
 from tests.faults.job import Job
 from tests.interpreters import Python, environment
@@ -42,11 +42,11 @@ def test_threads_of_one_unit_stand_side_by_side(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "physical_package_id").write_text(f"{package}\n")
         (folder / "core_id").write_text(f"{unit}\n")  # and no die_id, as of older systems
-    assert sort_by_package(range(8), str(tmp_path)) == [0, 4, 2, 6, 1, 5, 3, 7]
+    assert sort_cores_by_package(range(8), str(tmp_path)) == [0, 4, 2, 6, 1, 5, 3, 7]
 
 
 def test_cores_of_which_nothing_is_said_keep_their_order(tmp_path: Path) -> None:
-    assert sort_by_package([2, 0, 1], str(tmp_path)) == [0, 1, 2]
+    assert sort_cores_by_package([2, 0, 1], str(tmp_path)) == [0, 1, 2]
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system binds no process to cores")
@@ -90,7 +90,7 @@ def test_each_process_of_a_launch_keeps_to_its_share(tmp_path: Path, options: li
     command = ("-m", "overlap", "run", "--processes", "2", "--no-prefix", *options, "tells.py")
     job = Python(*command, cwd=tmp_path, env=environment())
     told, _ = job.communicate(timeout=60)
-    expected = [sorted(share) for share in share_cores(sort_by_package(cores), 2)] if bound else [cores, cores]
+    expected = [sorted(share) for share in share_cores(sort_cores_by_package(cores), 2)] if bound else [cores, cores]
     assert told == f"{expected}\n"
 
 

@@ -24,7 +24,7 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 from overlap.errors import UsageError
 from overlap.kernel_facts import ProcessState, process_identity, process_state
 from overlap.processes.identity import JoinError, SilenceLimits
-from overlap.processes.join import Membership, in_own_thread, join
+from overlap.processes.join import Membership, enter_in_own_thread, join
 from overlap.processes.link import ControlLink
 from overlap.processes.members import MemberLostError
 from overlap.processes.wire import MemberLost, MemberNotice, Refused
@@ -66,7 +66,7 @@ def test_a_context_manager_is_held_open_in_another_thread(fails: str) -> None:
     events: list[str] = []
 
     async def main() -> None:
-        async with in_own_thread("test", manager(events, fails)) as value:
+        async with enter_in_own_thread("test", manager(events, fails)) as value:
             assert value == 7
             assert "in test" in events
             if fails == "inside":
@@ -81,7 +81,7 @@ def test_an_error_of_the_block_is_raised_as_it_is_and_leaves_the_manager() -> No
     events: list[str] = []
 
     async def main() -> None:
-        async with in_own_thread("test", manager(events)):
+        async with enter_in_own_thread("test", manager(events)):
             raise RuntimeError("mine")
 
     with pytest.raises(RuntimeError, match=r"^mine$"):
@@ -106,7 +106,7 @@ def test_cancelling_the_block_leaves_the_manager_and_the_thread(when: str) -> No
 
     async def enter() -> None:
         with scope:
-            async with in_own_thread("test", slow()):
+            async with enter_in_own_thread("test", slow()):
                 assert when == "inside"
                 await trio.sleep_forever()
 
@@ -286,7 +286,7 @@ def watched(
         link = ControlLink(ours, limit_bytes=1000)
         link.process = "of the test"
         if over:
-            link.cut("has hung up")
+            link.end_reading("has hung up")
         async with trio.open_nursery() as nursery:
             config = company.config(0, ranks_each=2, patience=SilenceLimits())
             nursery.start_soon(watch, 3, link, config, lines.append, lose)

@@ -32,7 +32,7 @@ def test_the_middle_of_the_round_trip(
     sent_ns: int, server_ns: int, back_ns: int, offset_ns: int, error_ns: int
 ) -> None:
     sample = ClockSample(sent_ns=sent_ns, server_ns=server_ns, back_ns=back_ns)
-    assert sample.offset(back_ns) == ClockOffset(offset_ns=offset_ns, error_ns=error_ns)
+    assert sample.offset_at(back_ns) == ClockOffset(offset_ns=offset_ns, error_ns=error_ns)
 
 
 @given(sent_ns=NANOSECONDS, there_ns=NANOSECONDS, back_ns=NANOSECONDS, ahead_ns=st.integers(-(10**12), 10**12))
@@ -41,7 +41,7 @@ def test_the_truth_is_within_the_error_whichever_way_is_slow(
 ) -> None:
     answered_ns = sent_ns + there_ns
     sample = ClockSample(sent_ns=sent_ns, server_ns=answered_ns + ahead_ns, back_ns=answered_ns + back_ns)
-    found = sample.offset(sample.back_ns)
+    found = sample.offset_at(sample.back_ns)
     assert abs(found.offset_ns - ahead_ns) <= found.error_ns
     assert found.error_ns <= (there_ns + back_ns + 1) // 2
 
@@ -51,18 +51,18 @@ def test_the_shortest_round_trip_wins() -> None:
     clock.add(ClockSample(sent_ns=0, server_ns=900, back_ns=1000))  # waited on the way there
     clock.add(ClockSample(sent_ns=2000, server_ns=2505, back_ns=2010))
     clock.add(ClockSample(sent_ns=3000, server_ns=3600, back_ns=3200))
-    assert clock.offset(2010) == ClockOffset(offset_ns=500, error_ns=5)
+    assert clock.best_offset_at(2010) == ClockOffset(offset_ns=500, error_ns=5)
 
 
 def test_an_old_sample_is_less_sure_and_gives_way() -> None:
     clock = CoordinatorClock()
     clock.add(ClockSample(sent_ns=0, server_ns=105, back_ns=10))
-    assert clock.offset(10) == ClockOffset(offset_ns=100, error_ns=5)
+    assert clock.best_offset_at(10) == ClockOffset(offset_ns=100, error_ns=5)
     second_ns = 10**9
-    assert clock.offset(10 + second_ns) == ClockOffset(offset_ns=100, error_ns=5 + 1000 * DRIFT_PPM)
-    assert clock.offset(11) == ClockOffset(offset_ns=100, error_ns=6)  # what drifted is rounded up
+    assert clock.best_offset_at(10 + second_ns) == ClockOffset(offset_ns=100, error_ns=5 + 1000 * DRIFT_PPM)
+    assert clock.best_offset_at(11) == ClockOffset(offset_ns=100, error_ns=6)  # what drifted is rounded up
     clock.add(ClockSample(sent_ns=second_ns, server_ns=second_ns + 300, back_ns=second_ns + 400))
-    assert clock.offset(second_ns + 400) == ClockOffset(offset_ns=100, error_ns=200)
+    assert clock.best_offset_at(second_ns + 400) == ClockOffset(offset_ns=100, error_ns=200)
 
 
 def test_only_the_last_samples_count() -> None:
@@ -70,12 +70,12 @@ def test_only_the_last_samples_count() -> None:
     for sent_ns, back_ns in ((0, 2), (10, 30), (40, 50)):
         clock.add(ClockSample(sent_ns=sent_ns, server_ns=0, back_ns=back_ns))
     assert len(clock) == 2
-    assert clock.offset(0) == ClockOffset(offset_ns=-45, error_ns=5)
+    assert clock.best_offset_at(0) == ClockOffset(offset_ns=-45, error_ns=5)
 
 
 def test_without_a_sample_nothing_is_known() -> None:
     with pytest.raises(ValueError, match="empty"):
-        CoordinatorClock().offset(0)
+        CoordinatorClock().best_offset_at(0)
 
 
 # -- hosts whose clocks differ by hours: reports, traces and saves are those of one clock ------------------------------

@@ -86,8 +86,8 @@ def test_variables_set_by_hand():
 
 def test_jobs_without_a_name_are_told_apart_by_their_ports():
     by_hand = {"RANK": "1", "WORLD_SIZE": "2", **MASTER, **SECRET}
-    assert find_place(by_hand).label == "overlap-port29500"
-    assert find_place(by_hand | {"OVERLAP_JOB": "mine"}).label == "mine"
+    assert find_place(by_hand).unique_job_name == "overlap-port29500"
+    assert find_place(by_hand | {"OVERLAP_JOB": "mine"}).unique_job_name == "mine"
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_the_secret_shows_nowhere():
         (MPICH | {"OVERLAP_RDZV_ENDPOINT": "here:0"}, "OVERLAP_RDZV_ENDPOINT: 'here:0' has no port"),
         (own(job="x" * 65), "job: expected at most 64 printable characters, got 'xxx"),
         ({"OVERLAP_NODE_RANK": "1"}, "OVERLAP_NODE_RANK=1 needs OVERLAP_NNODES, the number of nodes"),
-        ({"OVERLAP_NODE_RANK": "2", "OVERLAP_NNODES": "2"}, "OVERLAP_NODE_RANK=2: nodes are numbered from 0"),
+        ({"OVERLAP_NODE_RANK": "2", "OVERLAP_NNODES": "2"}, "OVERLAP_NODE_RANK: expected 0 to 1, as OVERLAP_NNODES=2"),
         (own(endpoint=("::2", 80)), "no secret: whatever reaches [::2]:80 could join the job; "),
     ],
 )  # fmt: skip

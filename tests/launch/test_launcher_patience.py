@@ -85,7 +85,7 @@ def launched(*lives, ctrl_c_s=(), elsewhere=0, first=0):
     )  # fmt: skip
     jobs = Jobs(spec, lambda node: nodes[node].look(now_s), now_s)
     for node in nodes:
-        jobs.add(node, 10 + node)
+        jobs.add_process(node, 10 + node)
 
     def act(actions):
         for action in actions:
@@ -102,20 +102,20 @@ def launched(*lives, ctrl_c_s=(), elsewhere=0, first=0):
         now_s = min([jobs.next_s, *coming_s, *(node.ends_s for node in running)])
         assert now_s < inf
         while presses_s and presses_s[0] <= now_s:
-            act(jobs.interrupt(presses_s.pop(0), SIGINT))
+            act(jobs.on_signal(presses_s.pop(0), SIGINT))
         for node in running:
             while node.records and node.records[0][0] <= now_s:
-                act(jobs.report(now_s, node.node, node.records.pop(0)[1]))
+                act(jobs.on_record(now_s, node.node, node.records.pop(0)[1]))
         for node in running:
             if node.ends_s <= now_s:
-                act(jobs.report(now_s, node.node, Leaving(world=1)) if node.returncode == 0 else ())
-                act(jobs.exit(now_s, node.node, node.returncode))
-                act(jobs.close(now_s, node.node, drained=False, survived=False))
+                act(jobs.on_record(now_s, node.node, Leaving(world=1)) if node.returncode == 0 else ())
+                act(jobs.on_exit(now_s, node.node, node.returncode))
+                act(jobs.on_end(now_s, node.node, drained=False, survived=False))
         if jobs.running and jobs.next_s <= now_s:
-            act(jobs.tick(now_s))
+            act(jobs.on_tick(now_s))
     for node in nodes.values():
         node.stopped = jobs.jobs[node.node].stopped
-    outcome = SimpleNamespace(asked=jobs.asked, endings=[job.node for job in jobs.ended])
+    outcome = SimpleNamespace(first_signal=jobs.first_signal, endings=[job.node for job in jobs.ended])
     return outcome, [*nodes.values()], told, now_s
 
 
@@ -134,7 +134,7 @@ def test_a_host_that_waits_for_the_others_says_so_once_and_that_it_has_joined():
 def test_after_ctrl_c_a_slow_node_is_left_alone_to_its_own_end():
     outcome, nodes, told, end_s = launched({}, {"SIGINT": 20}, ctrl_c_s=[5])
     assert [node.got for node in nodes] == [[(5, SIGINT)]] * 2
-    assert (end_s, outcome.asked, outcome.endings) == (25, SIGINT, [0, 1])
+    assert (end_s, outcome.first_signal, outcome.endings) == (25, SIGINT, [0, 1])
     assert told == [(5 + PATIENCE_S, waits(1))]
 
 
@@ -147,7 +147,7 @@ def test_nodes_that_end_at_once_are_not_waited_for():
 def test_the_second_ctrl_c_kills_who_is_left():
     outcome, nodes, told, end_s = launched({}, {"SIGINT": 20}, {"SIGINT": inf}, ctrl_c_s=[5, 8])
     assert [node.got for node in nodes] == [[(5, SIGINT)], *[[(5, SIGINT), (8, SIGKILL)]] * 2]
-    assert (end_s, outcome.asked, told) == (8, SIGINT, [(5 + PATIENCE_S, waits(1, 2))])
+    assert (end_s, outcome.first_signal, told) == (8, SIGINT, [(5 + PATIENCE_S, waits(1, 2))])
 
 
 def test_after_the_grace_who_is_left_is_killed():
@@ -175,7 +175,7 @@ def test_a_failure_gives_the_others_time_to_find_out_and_then_tells_them():
     outcome, nodes, told, end_s = launched({"ends_s": 3, "returncode": 1}, {"SIGTERM": 2}, {"SIGTERM": inf})
     told_s = 3 + PEACE_S
     assert [node.got for node in nodes] == [[], [(told_s, SIGTERM)], [(told_s, SIGTERM), (told_s + GRACE_S, SIGKILL)]]
-    assert (end_s, outcome.asked, outcome.endings) == (told_s + GRACE_S, None, [0, 1, 2])
+    assert (end_s, outcome.first_signal, outcome.endings) == (told_s + GRACE_S, None, [0, 1, 2])
     assert told == [(end_s, "process 2 did not end within 30 s and is killed")]
     assert [node.stopped for node in nodes] == [False, True, True]
 

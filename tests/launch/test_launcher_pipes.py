@@ -30,7 +30,7 @@ from overlap.launch.output import (
     open_log,
     write_log,
 )
-from overlap.processes.secret import ADVICE, generate, given_secret, user_secret, write_to_nameless_file
+from overlap.processes.secret import ADVICE, find_secret, generate_secret, user_secret, write_to_nameless_file
 from tests.errors import error_of
 from tests.threads import run_threads
 
@@ -95,7 +95,7 @@ def test_what_a_gone_process_has_written_is_shown_though_the_pipe_stays_open(pip
         (reads, prints), (shown, writes) = pipe(), pipe()
         os.write(prints, b"one\ntwo")
         relay = Relay(reads, writes, screen=Screen(), prefix=b"> ")
-        relay.limit_rest()
+        relay.limit_remaining_output()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(relay.run)
             await trio.testing.wait_all_tasks_blocked()
@@ -317,24 +317,24 @@ def private(path, text, mode=0o600):
 
 
 def refusal(environ):
-    return str(error_of(UsageError, given_secret, environ))
+    return str(error_of(UsageError, find_secret, environ))
 
 
 def test_hexadecimal_digits_are_bytes_and_text_is_text(tmp_path):
-    assert given_secret({"OVERLAP_SECRET": HEX}) == bytes.fromhex(HEX)
-    assert given_secret({"OVERLAP_SECRET": "correct horse"}) == b"correct horse"
-    assert given_secret(private(tmp_path / "s", HEX + "\n")) == bytes.fromhex(HEX)
-    assert given_secret({}) is None
+    assert find_secret({"OVERLAP_SECRET": HEX}) == bytes.fromhex(HEX)
+    assert find_secret({"OVERLAP_SECRET": "correct horse"}) == b"correct horse"
+    assert find_secret(private(tmp_path / "s", HEX + "\n")) == bytes.fromhex(HEX)
+    assert find_secret({}) is None
 
 
 def test_the_variable_is_taken_out_of_the_environment_once_it_is_read(monkeypatch):
     monkeypatch.setattr("overlap.processes.secret._removed", {})
     monkeypatch.setenv("OVERLAP_SECRET", HEX)
-    assert given_secret(os.environ) == bytes.fromhex(HEX)
+    assert find_secret(os.environ) == bytes.fromhex(HEX)
     assert "OVERLAP_SECRET" not in os.environ
-    assert given_secret(os.environ) == bytes.fromhex(HEX)  # the next world of this process needs it too
+    assert find_secret(os.environ) == bytes.fromhex(HEX)  # the next world of this process needs it too
     monkeypatch.setenv("OVERLAP_SECRET", "another secret")
-    assert given_secret(os.environ) == b"another secret"
+    assert find_secret(os.environ) == b"another secret"
 
 
 @pytest.mark.parametrize("system", ["Linux", "another", "a container that forbids it"])
@@ -343,12 +343,12 @@ def test_what_is_handed_over_is_read_back_each_time_and_wins(system, monkeypatch
         monkeypatch.delattr(os, "memfd_create", raising=False)
     elif system != "Linux":
         monkeypatch.setattr(os, "memfd_create", Mock(side_effect=PermissionError(1, "Operation not permitted")))
-    secret = generate()
+    secret = generate_secret()
     descriptor = write_to_nameless_file(secret)
     try:
         environ = {"OVERLAP_SECRET_FD": str(descriptor), "OVERLAP_SECRET": HEX}
         assert len(secret) == 32
-        assert given_secret(environ) == given_secret(environ) == secret
+        assert find_secret(environ) == find_secret(environ) == secret
         assert not os.get_inheritable(descriptor)
     finally:
         os.close(descriptor)

@@ -7,10 +7,10 @@ import pytest
 from overlap.cli.processes import _report_end
 from overlap.config import RunConfig
 from overlap.errors import PeerFailedError, RankFailedError, StallError
-from overlap.kernel_facts import oom_kills
+from overlap.kernel_facts import count_oom_kills
 from overlap.launch.jobs import Job
 from overlap.launch.launcher import LaunchOutcome
-from overlap.launch.verdict import card, exit_code, find_culprit
+from overlap.launch.verdict import culprit_report, find_culprit, launch_exit_code
 from overlap.processes.status import (
     LONGEST_BYTES,
     LONGEST_TEXT,
@@ -18,7 +18,7 @@ from overlap.processes.status import (
     Leaving,
     MemberLost,
     Status,
-    read_record,
+    parse_record,
     report_to_launcher,
     status_from_error,
 )
@@ -72,11 +72,11 @@ def test_who_is_ended_after_its_last_word_has_the_exit_code_that_it_was_about_to
     """Memory and threads may take longer to give back than its launcher waits."""
     told = "overlap: rank 0 failed at a.py:1: SystemExit: 3"
     late = ended(0, -15, Status(cause=True, rank=0, text=f"{told}\n", code=3))
-    assert (exit_code(late), card(late)) == (3, [told])
+    assert (launch_exit_code(late), culprit_report(late)) == (3, [told])
     accuser = ended(0, -15, Status(cause=False, rank=4, code=1))
     hung = find_culprit([ended(1, -9, stopped=True), accuser])
     assert hung is not None
-    assert (hung.accuser, exit_code(hung)) == (accuser, 1)
+    assert (hung.accuser, launch_exit_code(hung)) == (accuser, 1)
 
 
 def test_a_process_that_somebody_has_interrupted_is_named():
@@ -84,53 +84,55 @@ def test_a_process_that_somebody_has_interrupted_is_named():
     one = ended(1, 130, Status(cause=True, text=text, code=130))
     named = "overlap: process 1 (ranks 4-7, pid 77){} was interrupted by a SIGINT that its launcher had not sent{}"
     details = ["  rank 4 waits for rank 0", "  rank 5 computes"]
-    assert card(one) == [named.format("", ""), *details]
-    assert card(one, host="trn-7") == [named.format(" on trn-7", ""), *details]
-    assert card(replace(one, log="out.log"))[0] == named.format("", "; all it printed is in out.log")
-    assert exit_code(one) == 130
+    assert culprit_report(one) == [named.format("", ""), *details]
+    assert culprit_report(one, host="trn-7") == [named.format(" on trn-7", ""), *details]
+    assert culprit_report(replace(one, log="out.log"))[0] == named.format("", "; all it printed is in out.log")
+    assert launch_exit_code(one) == 130
 
 
 @pytest.mark.parametrize(("returncode", "code"), [(0, 0), (3, 3), (-2, 130), (-9, 137), (-15, 143)])
 def test_exit_codes_are_those_of_a_shell(returncode, code):
-    assert exit_code(ended(0, returncode)) == code
+    assert launch_exit_code(ended(0, returncode)) == code
 
 
 def test_a_process_that_was_missed_has_failed():
     missed = ended(0, 0, missed=True)
-    assert exit_code(missed) == 1
-    assert card(missed) == ["overlap: process 0 (ranks 0-3, pid 77) exited with code 0 without joining"]
+    assert launch_exit_code(missed) == 1
+    assert culprit_report(missed) == ["overlap: process 0 (ranks 0-3, pid 77) exited with code 0 without joining"]
 
 
 def test_a_process_that_vanished_has_failed_and_is_the_cause():
     vanished = ended(1, 0, entering=Entering(world=1, joined=True))
     assert find_culprit([ended(0, 1, VICTIM), vanished]) is vanished
-    assert exit_code(vanished) == 1
-    assert card(vanished) == [
+    assert launch_exit_code(vanished) == 1
+    assert culprit_report(vanished) == [
         "overlap: process 1 (ranks 4-7, pid 77) exited with code 0 before its world had ended, as os._exit does"
     ]
 
 
 def test_of_many_errors_after_a_kill_one_is_shown(capsys):
     others = [ended(node, 1, GUILTY, losses={1}) for node in (0, 2, 3)]
-    outcome = LaunchOutcome(endings=[ended(1, -9), *others], asked=None)
+    outcome = LaunchOutcome(endings=[ended(1, -9), *others], first_signal=None)
     assert _report_end(outcome, 0, RunConfig()) == 137
     assert capsys.readouterr().err.splitlines() == [
-        *card(others[0]), "overlap: 2 more processes failed after that loss, too", *card(ended(1, -9)),
+        *culprit_report(others[0]),
+        "overlap: 2 more processes failed after that loss, too",
+        *culprit_report(ended(1, -9)),
     ]  # fmt: skip
 
 
 def test_a_process_that_hung_is_at_fault_and_its_accuser_tells():
     lost = Status(cause=False, rank=5, text="overlap: rank 5 failed: PeerLostError\n")
     found = find_culprit([ended(0, 1, lost), ended(2, -15, stopped=True), ended(1, -9, stopped=True)])
-    assert exit_code(found) == 1
-    assert card(found) == [
+    assert launch_exit_code(found) == 1
+    assert culprit_report(found) == [
         "overlap: rank 5 failed: PeerLostError",
         "overlap: process 1 (ranks 4-7, pid 77) hung, and had to be stopped",
     ]
 
 
 def test_a_process_that_stayed_stopped_did_not_want_for_memory():
-    assert card(ended(1, -9, stopped=True)) == [
+    assert culprit_report(ended(1, -9, stopped=True)) == [
         "overlap: process 1 (ranks 4-7, pid 77) was stopped, as SIGSTOP does, and had to be killed"
     ]
 
@@ -146,7 +148,7 @@ def test_who_ends_with_a_word_or_unasked_or_is_not_accused_did_not_hang(other):
 
 
 def test_the_card_ends_with_the_node():
-    assert card(ended(1, 1, GUILTY)) == [
+    assert culprit_report(ended(1, 1, GUILTY)) == [
         "Traceback",
         "ValueError: bad",
         "overlap: process 1 (ranks 4-7, pid 77) exited with code 1",
@@ -155,15 +157,15 @@ def test_the_card_ends_with_the_node():
 
 def test_an_error_that_tells_who_failed_is_not_told_twice():
     told = Status(cause=True, text="Traceback\noverlap: rank 4 failed: ValueError: bad\n")
-    assert card(ended(1, 1, told)) == ["Traceback", "overlap: rank 4 failed: ValueError: bad"]
+    assert culprit_report(ended(1, 1, told)) == ["Traceback", "overlap: rank 4 failed: ValueError: bad"]
     details = "overlap: the world did not finish\n  rank 0: recv\n  rank 4: has finished\n"
-    assert card(ended(1, 1, Status(cause=True, text=details))) == details.splitlines()
+    assert culprit_report(ended(1, 1, Status(cause=True, text=details))) == details.splitlines()
     where = "overlap: process 1 (ranks 4-7, pid 77) exited with code 1; all it printed is in l/process-1.log"
-    assert card(ended(1, 1, told, log="l/process-1.log"))[2:] == [where]
+    assert culprit_report(ended(1, 1, told, log="l/process-1.log"))[2:] == [where]
 
 
 def test_the_card_of_a_process_that_said_nothing():
-    assert card(ended(0, 3, tail=["last words"], log="l/process-0.log")) == [
+    assert culprit_report(ended(0, 3, tail=["last words"], log="l/process-0.log")) == [
         "last words",
         "overlap: process 0 (ranks 0-3, pid 77) exited with code 3, without saying why; "
         "all it printed is in l/process-0.log",
@@ -172,27 +174,29 @@ def test_the_card_of_a_process_that_said_nothing():
 
 def test_the_card_of_signals():
     begin = "overlap: process 0 (ranks 0-3, pid 77) was killed by "
-    assert card(ended(0, -11)) == [begin + "SIGSEGV"]
-    assert card(ended(0, -9)) == [
+    assert culprit_report(ended(0, -11)) == [begin + "SIGSEGV"]
+    assert culprit_report(ended(0, -9)) == [
         begin + "SIGKILL; this launcher did not send it: somebody did, or memory ran out (`dmesg` of that machine says)"
     ]
-    assert card(ended(0, -9), oom_kills=1) == [
+    assert culprit_report(ended(0, -9), oom_kills=1) == [
         begin + "SIGKILL; the kernel has killed 1 here for want of memory: use fewer ranks, or smaller batches"
     ]
     large = replace(ended(0, -9), peak_bytes=3 << 30)
-    assert card(large) == [
+    assert culprit_report(large) == [
         begin + "SIGKILL; this launcher did not send it: somebody did, or memory ran out, it had 3 GiB at most "
         "(`dmesg` of that machine says)"
     ]
-    assert card(large, oom_kills=2) == [
+    assert culprit_report(large, oom_kills=2) == [
         begin + "SIGKILL; the kernel has killed 2 here for want of memory, it had 3 GiB at most: use fewer ranks, or "
         "smaller batches"
     ]
-    assert card(replace(ended(0, -11), peak_bytes=3 << 30)) == [begin + "SIGSEGV"]
+    assert culprit_report(replace(ended(0, -11), peak_bytes=3 << 30)) == [begin + "SIGSEGV"]
 
 
 def test_a_card_ends_with_the_last_signs_of_who_said_nothing():
-    told = card(ended(0, -11, tail=[str(number) for number in range(60)]), signs=["rank 0 was in x", "rank 4 waited"])
+    told = culprit_report(
+        ended(0, -11, tail=[str(number) for number in range(60)]), signs=["rank 0 was in x", "rank 4 waited"]
+    )
     assert len(told) == 25
     assert told[-3:] == [
         "overlap: process 0 (ranks 0-3, pid 77) was killed by SIGSEGV", "  rank 0 was in x", "  rank 4 waited"
@@ -200,7 +204,7 @@ def test_a_card_ends_with_the_last_signs_of_who_said_nothing():
 
 
 def test_a_long_card_keeps_its_beginning_and_its_end():
-    told = card(ended(0, 1, Status(cause=True, text="\n".join(map(str, range(60))))))
+    told = culprit_report(ended(0, 1, Status(cause=True, text="\n".join(map(str, range(60))))))
     assert len(told) == 25
     assert told[:13] == [*map(str, range(12)), "  ... 37 lines left out ..."]
     assert told[13:24] == [str(number) for number in range(49, 60)]
@@ -208,11 +212,11 @@ def test_a_long_card_keeps_its_beginning_and_its_end():
 
 def test_a_card_that_just_fits_is_whole():
     lines = [str(number) for number in range(24)]
-    assert card(ended(0, 1, Status(cause=True, text="\n".join(lines))))[:24] == lines
+    assert culprit_report(ended(0, 1, Status(cause=True, text="\n".join(lines))))[:24] == lines
 
 
 def test_a_long_line_of_a_card_keeps_its_beginning_and_its_end():
-    told = card(ended(0, 1, Status(cause=True, text=f"begin{'x' * 99_990}end!!")))
+    told = culprit_report(ended(0, 1, Status(cause=True, text=f"begin{'x' * 99_990}end!!")))
     assert told[0] == f"begin{'x' * 995} ... 98000 characters left out ... {'x' * 995}end!!"
 
 
@@ -264,7 +268,7 @@ def test_the_record_is_read_back():
     status = Status(cause=True, rank=3, line="é", text="x\ny\n")
     assert report_to_launcher(status, {"OVERLAP_STATUS_FD": str(writing)})
     os.close(writing)
-    assert read_record(os.read(reading, LONGEST_BYTES)) == status
+    assert parse_record(os.read(reading, LONGEST_BYTES)) == status
     os.close(reading)
 
 
@@ -278,7 +282,7 @@ def told_and_read(status):
     os.close(reading)
     os.close(writing)
     assert len(data) <= LONGEST_BYTES
-    return read_record(bytes(data))
+    return parse_record(bytes(data))
 
 
 def test_a_record_is_whole_whatever_a_pipe_holds():
@@ -308,7 +312,7 @@ def test_without_a_launcher_nobody_is_told(environ):
      b'["Status", true, "0", "", "", 1]', b'["Leaving", 1, 2]'],
 )  # fmt: skip
 def test_what_is_no_record_is_none(record):
-    assert read_record(record) is None
+    assert parse_record(record) is None
 
 
 # -- memory ------------------------------------------------------------------------------------------------------
@@ -326,8 +330,8 @@ def test_kills_for_want_of_memory_are_counted(tmp_path, groups, file, text, coun
     for name, content in (("proc/self/cgroup", groups), (file, text)):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(content)
-    assert oom_kills(tmp_path) == count
+    assert count_oom_kills(tmp_path) == count
 
 
 def test_without_control_groups_none_are_counted(tmp_path):
-    assert oom_kills(tmp_path) == 0
+    assert count_oom_kills(tmp_path) == 0

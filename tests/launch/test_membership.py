@@ -15,7 +15,7 @@ import trio
 from overlap.errors import UsageError
 from overlap.processes import join as joining
 from overlap.processes.identity import WORLDS, JoinError
-from overlap.processes.join import Membership, join_here
+from overlap.processes.join import Membership, join_in_this_loop
 from overlap.processes.members import MemberLostError, News
 from overlap.processes.wire import MemberLost, MemberNotice
 from tests.errors import error_from
@@ -248,10 +248,10 @@ async def test_an_error_of_the_block_is_raised_as_it_is() -> None:
     with listening() as listener:
         config = Company(listener, 1).config(0)
         with pytest.raises(RuntimeError, match=r"^mine$"):
-            async with join_here(config, report=print):
+            async with join_in_this_loop(config, report=print):
                 raise RuntimeError("mine")
         with trio.CancelScope() as scope:
-            async with join_here(config, report=print):
+            async with join_in_this_loop(config, report=print):
                 scope.cancel()
                 await trio.sleep_forever()
         assert scope.cancelled_caught
@@ -426,5 +426,5 @@ async def test_wrong_tls_files_are_known_before_anybody_connects(
         (locked, "encrypted"),
     ):
         with pytest.raises(ArgumentError, match=rf"^TLS: .*{message}"):
-            async with join_here(company.config(0, tls=tls, patience=UNSHAKEN), report=print):
+            async with join_in_this_loop(company.config(0, tls=tls, patience=UNSHAKEN), report=print):
                 raise AssertionError("it began")

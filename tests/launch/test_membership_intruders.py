@@ -30,7 +30,7 @@ from overlap.processes.wire import (
     Ready,
     Refused,
     add_frame_head,
-    encode,
+    encode_frame,
 )
 from transports import delays
 from transports.handshake import VERSION, welcome
@@ -97,7 +97,8 @@ async def test_connections_that_say_nothing_are_capped_and_members_get_in_past_t
         nursery.start_soon(company.attend, 1, wait_and_leave)
     assert closed == [b""] * 40
     assert [re.sub(r"\d+\.\d+\.\d+\.\d+:\d+", "ADDRESS", line) for line in company.lines] == [
-        "turned away ADDRESS: it sent nothing while too many other connections waited (others like it are only counted)"
+        "turned away ADDRESS: it sent nothing while too many others waited; a process tries again "
+        "(others like it are only counted)"
     ]
 
 
@@ -148,12 +149,12 @@ async def test_a_handshake_that_is_late_matters_where_a_member_is_missing(
             "1 bytes that are no message of the control plane: MessagePack data is "
             "malformed: invalid opcode '\\xc1' (byte 0)",
         ),
-        (encode(Ready(process="")), "a Ready, which is not its turn"),
-        (encode(Join(detail="overlap 0.1.0, local", process="")), "a Join, which is not its turn"),
-        (encode(Pong(sent_ns=0, server_ns=0)), "a Pong, which is not its turn"),
-        (encode(MemberLeft(member=1)), "a MemberLeft, which is not its turn"),
+        (encode_frame(Ready(process="")), "a Ready, which is not its turn"),
+        (encode_frame(Join(detail="overlap 0.1.0, local", process="")), "a Join, which is not its turn"),
+        (encode_frame(Pong(sent_ns=0, server_ns=0)), "a Pong, which is not its turn"),
+        (encode_frame(MemberLeft(member=1)), "a MemberLeft, which is not its turn"),
         (
-            encode(Contribution(name="x", turn=0, blob=b"")) * 2,
+            encode_frame(Contribution(name="x", turn=0, blob=b"")) * 2,
             "a part of exchange 'x' which is too long, or its second one",
         ),
     ],
@@ -199,7 +200,7 @@ async def test_a_part_that_is_too_long_loses_its_sender(make_company: MakeCompan
         nursery.start_soon(company.attend, 0, exchange)
         puppet = await Puppet.enter(company, 1)
         await puppet.hear(Ready)
-        await puppet.say(encode(Contribution(name="trace", turn=0, blob=bytes(48 * 1024 + 1))))
+        await puppet.say(encode_frame(Contribution(name="trace", turn=0, blob=bytes(48 * 1024 + 1))))
         assert await puppet.hear(Refused) == Refused(reason=f"it sent {reason}; {BROKEN_PROTOCOL}")
         await puppet.stream.aclose()
 
@@ -208,7 +209,9 @@ async def test_a_part_that_is_too_long_loses_its_sender(make_company: MakeCompan
 async def test_frames_of_a_member_gone_mad_never_do_more_than_lose_it(make_company: MakeCompany) -> None:
     """Random and damaged frames from one that knows the secret; the world is asked for something after each."""
     random = np.random.default_rng(11)
-    good = encode(Ping(sent_ns=5)) + encode(Contribution(name="x", turn=0, blob=b"abc")) + encode(Bye())
+    good = (
+        encode_frame(Ping(sent_ns=5)) + encode_frame(Contribution(name="x", turn=0, blob=b"abc")) + encode_frame(Bye())
+    )
     ends = []
 
     async def one(company: Company, data: bytes) -> None:
@@ -277,7 +280,7 @@ async def test_a_silent_host_is_lost_too(make_company: MakeCompany) -> None:
         nursery.start_soon(partial(company.attend, 1, hear, patience=patience))
         puppet = await Puppet.receive(company)
         await puppet.answer()
-        await puppet.say(encode(Ready(process="")))
+        await puppet.say(encode_frame(Ready(process="")))
         while await puppet.hear(Ping) is not None:
             pass
         await puppet.stream.aclose()
@@ -397,7 +400,7 @@ async def test_a_link_reads_on_while_it_hangs_up(make_company: MakeCompany) -> N
             hanging_up.start_soon(link.hang_up)
             assert await other.hear(Ready) == Ready(process="")
             assert await other.hear(Ready) is None  # this side has ended, and its own words still go through
-            await other.say(encode(Ping(sent_ns=1)))
+            await other.say(encode_frame(Ping(sent_ns=1)))
             await dialled.send_eof()
         assert heard == [Ping(sent_ns=1)]
         nursery.cancel_scope.cancel()

@@ -16,19 +16,19 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from overlap.errors import UsageError
 from overlap.processes import host as acceptor
 from overlap.processes import sockets
-from overlap.processes.identity import JoinError, RendezvousConfig, name_processes
-from overlap.processes.join import Membership, join_here
+from overlap.processes.identity import JoinError, RendezvousConfig, format_processes
+from overlap.processes.join import Membership, join_in_this_loop
 from overlap.processes.sockets import (
     Endpoint,
     ListenError,
     dial,
+    find_port_holder,
     format_endpoint,
     listen,
     parse_endpoint,
-    port_holder,
     set_socket_options,
 )
-from overlap.processes.wire import Join, Refused, Waiting, encode
+from overlap.processes.wire import Join, Refused, Waiting, encode_frame
 from tests.errors import error_from
 from tests.interpreters import free_port
 from tests.waiting import Lines
@@ -39,7 +39,7 @@ from .company import SECRET, UNSHAKEN, Company, MakeCompany, Puppet, wait_and_le
 async def refusal(company: Company, **changes: Any) -> str:
     """Try to join, and return why not."""
     with pytest.raises(JoinError) as caught:
-        async with join_here(company.config(**changes), report=company.lines.append):
+        async with join_in_this_loop(company.config(**changes), report=company.lines.append):
             raise AssertionError("it was let in")
     return str(caught.value)
 
@@ -48,7 +48,7 @@ async def test_cancelled_before_it_begins(make_company: MakeCompany) -> None:
     company = make_company(2)
     with trio.CancelScope() as scope:
         scope.cancel()
-        async with join_here(company.config(0), report=company.lines.append):
+        async with join_in_this_loop(company.config(0), report=company.lines.append):
             raise AssertionError("it was let in")
     assert scope.cancelled_caught
 
@@ -105,7 +105,7 @@ async def test_members_come_in_any_order_and_early() -> None:
         config = RendezvousConfig(
             job="x", member=member, members=3, endpoint=endpoint, secret=SECRET, progress_s=0.05, patience=UNSHAKEN
         )
-        async with join_here(config, report=lines.append) as membership:
+        async with join_in_this_loop(config, report=lines.append) as membership:
             joined.append(member)
             await wait_and_leave(membership)
 
@@ -130,7 +130,7 @@ async def test_worlds_follow_each_other_at_one_endpoint_and_who_is_early_waits()
             job="x", member=member, members=2, endpoint=endpoint, secret=SECRET, epoch=epoch, progress_s=0.05,
             patience=UNSHAKEN,
         )  # fmt: skip
-        async with join_here(config, report=lines.append) as membership:
+        async with join_in_this_loop(config, report=lines.append) as membership:
             if epoch == 0 and member == 0:
                 await lines.holding("epoch 0 has not ended there, this is epoch 1")
             await membership.barrier("all here")
@@ -255,7 +255,7 @@ async def test_a_member_whose_own_time_is_over_says_for_whom_it_waited(
         nursery.start_soon(join_as_client, company)
         puppet = await Puppet.receive(company)
         if told is not None:
-            await puppet.say(encode(told))
+            await puppet.say(encode_frame(told))
         await puppet.answer()
         assert await puppet.hear(Join) is not None  # it has heard all that
         clock.jump(60)
@@ -311,7 +311,7 @@ async def test_a_host_that_is_not_there_is_named_with_the_last_trouble(
             r"check that it runs, and that its port is open$"
         )
         with pytest.raises(JoinError, match=line):
-            async with join_here(config, report=print):
+            async with join_in_this_loop(config, report=print):
                 raise AssertionError("somebody was there")
 
     async with trio.open_nursery() as nursery:
@@ -359,10 +359,10 @@ async def test_a_port_that_is_taken_is_named_with_its_holder(make_company: MakeC
         told = f"port {port} is taken; choose another one"
     assert str(error) == f"cannot listen at 127.0.0.1:{port}: {told}"
     if SYSTEM_TELLS:
-        assert str(port_holder(port)).startswith(f"process {os.getpid()} (")
+        assert str(find_port_holder(port)).startswith(f"process {os.getpid()} (")
     with pytest.raises(ListenError, match=r"not an address of this machine; name one that the process of node 0 has$"):
         listen(("192.0.2.1", 0))
-    assert port_holder(free_port()) is None
+    assert find_port_holder(free_port()) is None
 
 
 async def test_a_socket_connected_to_itself_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,9 +407,9 @@ def test_the_secret_of_a_configuration_is_not_shown() -> None:
 
 
 def test_many_names_are_shortened() -> None:
-    assert name_processes([3]) == "process 3"
+    assert format_processes([3]) == "process 3"
     assert (
-        name_processes(range(2, 30)) == "processes 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17 and 12 more"
+        format_processes(range(2, 30)) == "processes 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17 and 12 more"
     )
 
 

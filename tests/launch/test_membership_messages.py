@@ -33,9 +33,9 @@ from overlap.processes.wire import (
     Refused,
     Waiting,
     add_frame_head,
-    decode,
-    encode,
-    encode_body,
+    decode_message,
+    encode_frame,
+    encode_message,
 )
 from overlap.waits.ends import RankView
 
@@ -82,13 +82,13 @@ def claiming(length_bytes: int) -> bytes:
 
 @pytest.mark.parametrize("message", every_message(), ids=lambda message: type(message).__name__)
 def test_what_is_written_is_read(message: Message) -> None:
-    assert read(encode(message)) == [message]
+    assert read(encode_frame(message)) == [message]
 
 
 @given(st.lists(st.integers(1, 50), max_size=60))
 def test_it_does_not_matter_how_the_wire_cuts(cuts: list[int]) -> None:
     sent = every_message()
-    data = b"".join(map(encode, sent))
+    data = b"".join(map(encode_frame, sent))
     reader, at = FrameReader(), 0
     got: list[Message] = []
     for cut in [*cuts, len(data)]:
@@ -145,24 +145,24 @@ def test_a_length_beyond_the_limit_is_refused_before_anything_of_it_is_there(len
 )
 def test_hostile_msgpack_is_a_message_error(data: bytes) -> None:
     with pytest.raises(MessageError):
-        decode(data)
+        decode_message(data)
 
 
 @pytest.mark.slow
 def test_random_and_damaged_frames_never_do_anything_else() -> None:
     random = np.random.default_rng(4)
-    good = [encode_body(message) for message in every_message()]
+    good = [encode_message(message) for message in every_message()]
     read_anyway = 0
     for turn in range(20_000):
         data = bytearray(random.bytes(int(random.integers(0, 40))) if turn % 2 else good[turn // 2 % len(good)])
         for at in random.integers(0, max(1, len(data)), size=2 if data else 0):
             data[at] = int(random.integers(256))
         try:
-            message = decode(bytes(data))
+            message = decode_message(bytes(data))
         except MessageError:
             continue
         read_anyway += 1
-        assert decode(encode_body(message)) == message or "nan" in repr(message)
+        assert decode_message(encode_message(message)) == message or "nan" in repr(message)
     assert read_anyway > 100  # damage inside a text or a number makes another message, not none
 
 
@@ -170,22 +170,22 @@ def test_no_bit_may_flip_on_the_way() -> None:
     """Wherever in a frame: what comes before it is read, and nothing of it or after it is."""
     before, after = Ping(sent_ns=3), Ping(sent_ns=4)
     for message in every_message():
-        frame = encode(message)
+        frame = encode_frame(message)
         for at in range(len(frame) * 8) if len(frame) < 60 else range(0, len(frame) * 8, 37):
             damaged = bytearray(frame)
             damaged[at // 8] ^= 1 << at % 8
             got: list[Message] = []
             with pytest.raises(MessageError, match="damaged on the way"):
-                got.extend(FrameReader().feed(encode(before) + damaged + encode(after)))
+                got.extend(FrameReader().feed(encode_frame(before) + damaged + encode_frame(after)))
             assert got == [before]
 
 
 def test_what_does_not_fit_is_not_sent() -> None:
-    with pytest.raises(MessageError, match=r"^a Contribution of \d+ bytes, the limit is 65536; send fewer"):
-        encode(Contribution(name="x", turn=0, blob=bytes(FRAME_LIMIT_BYTES)))
+    with pytest.raises(MessageError, match=r"^a Contribution of \d+ bytes, the limit is 65536; this is a bug"):
+        encode_frame(Contribution(name="x", turn=0, blob=bytes(FRAME_LIMIT_BYTES)))
     with pytest.raises(MessageError, match=r"^a Ping cannot be sent: sent_ns: "):
-        encode(Ping(sent_ns=2**64))
-    assert len(encode(Contribution(name="x" * 100, turn=2**40, blob=bytes(BLOB_LIMIT_BYTES)))) < FRAME_LIMIT_BYTES
+        encode_frame(Ping(sent_ns=2**64))
+    assert len(encode_frame(Contribution(name="x" * 100, turn=2**40, blob=bytes(BLOB_LIMIT_BYTES)))) < FRAME_LIMIT_BYTES
 
 
 def test_messages_are_values() -> None:
@@ -195,7 +195,7 @@ def test_messages_are_values() -> None:
 
 def test_text_that_is_no_text_is_sent_readably() -> None:
     """Names of files may hold lone surrogates; what a failing member says must leave nevertheless."""
-    assert read(encode(Refused(reason="a\udcff"))) == [Refused(reason="a\\udcff")]
+    assert read(encode_frame(Refused(reason="a\udcff"))) == [Refused(reason="a\\udcff")]
 
 
 # -- A link whose connection breaks while bytes are on their way into the socket ---------------------------------------
@@ -248,7 +248,7 @@ class Silent(Stuck):
 async def test_64_mib_may_wait_for_a_member_and_no_byte_more() -> None:
     """A member that is busy for long may have that many messages to read; one that reads nothing is lost."""
     notice = Notice(body=bytes(BLOB_LIMIT_BYTES))
-    fit = (64 << 20) // len(encode(notice))
+    fit = (64 << 20) // len(encode_frame(notice))
     reasons = list[str]()
 
     def lose(member: int, reason: str) -> list[Action]:
@@ -261,11 +261,11 @@ async def test_64_mib_may_wait_for_a_member_and_no_byte_more() -> None:
         host.members.end_link = lose  # type: ignore[method-assign]
         nursery.start_soon(host.serve_member, Silent(), "somewhere", 1)
         await trio.testing.wait_all_tasks_blocked()
-        host.act([SendControl(1, notice)] * fit)
+        host.perform_actions([SendControl(1, notice)] * fit)
         await trio.testing.wait_all_tasks_blocked()
         assert reasons == []
-        host.act([SendControl(1, notice)])
+        host.perform_actions([SendControl(1, notice)])
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
-    waiting = f"{fit * len(encode(notice))} bytes wait to be sent, the limit is {64 << 20}"
+    waiting = f"{fit * len(encode_frame(notice))} bytes wait to be sent, the limit is {64 << 20}"
     assert reasons == [f"it does not read what it is sent: {waiting}"]

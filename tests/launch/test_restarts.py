@@ -50,7 +50,7 @@ class Story:
             patch.setattr(restarts, "last_signs_of_process", lambda pid, folder: self.signs.get(pid, []))
             patch.setattr(restarts.time, "sleep", lambda pause_s: pause_s and self.pauses_s.append(pause_s))
             patch.setattr(restarts.trio, "run", lambda launch, what: self._once(what))
-            self.outcome = restarts.launch_again(what, self.config, self.place)
+            self.outcome = restarts.launch_with_restarts(what, self.config, self.place)
         return self
 
     def step(self):
@@ -60,7 +60,7 @@ class Story:
         assert what.environ == {"HOME": "/", "OVERLAP_RESTART": str(len(self.attempts))}
         assert list(what.here) == [0, 1]
         self.attempts.append(what.log_path(1))
-        return LaunchOutcome(endings=[self.endings.pop(0)], asked=self.asked)
+        return LaunchOutcome(endings=[self.endings.pop(0)], first_signal=self.asked)
 
 
 def test_checkpoints_in_a_folder_of_the_program_are_told():
@@ -144,7 +144,7 @@ def test_an_error_of_usage_is_not_tried_again():
 
 def test_who_asks_it_to_end_is_obeyed():
     story = Story(KILLED, asked=signal.SIGTERM).tell()
-    assert story.outcome.asked == signal.SIGTERM
+    assert story.outcome.first_signal == signal.SIGTERM
     assert (len(story.attempts), story.lines) == (1, [])
 
 

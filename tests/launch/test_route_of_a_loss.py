@@ -109,12 +109,12 @@ def test_member_0_hears_of_a_loss_when_the_news_has_left_for_the_others(reads: b
         host.links |= {1: link, 2: ControlLink(here, limit_bytes=10_000)}
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.write)
-            nursery.start_soon(host.deliver)
+            nursery.start_soon(host.deliver_to_member_0)
             for member in range(3):
-                host.act(host.members.connect(member, ""))
+                host.perform_actions(host.members.add_connection(member, ""))
                 host.receive(member, Join(detail="", process=""))
             del host.links[2]
-            host.act(host.members.end_link(2, LOST.reason))
+            host.perform_actions(host.members.end_link(2, LOST.reason))
             await wait_all_tasks_blocked()
             before = list(heard)
             reading = FrameReader()

@@ -16,7 +16,7 @@ from overlap.processes import traces as traces
 from overlap.processes.clock import ClockOffset
 from overlap.processes.join import Membership
 from overlap.processes.trace_writer import TraceWriter
-from overlap.processes.traces import TraceFile, join_left, part_path
+from overlap.processes.traces import TraceFile, join_leftover_files, part_path
 from overlap.timeline import Recorder, read_trace
 from overlap.timeline.files.trace import Header, join_parts
 from overlap.timeline.recording import RawSpan
@@ -46,17 +46,17 @@ def recorded(
         recorder.append(raw)
     file = TraceFile(part_path(Path(folder, name), member))
     header = Header(world_size=members, clock="real", run="job.0", process=member)
-    file.begin(header, [recorder], clock=None if clock is None else lambda: clock)
+    file.begin_section(header, [recorder], clock=None if clock is None else lambda: clock)
     file.end_section({})
     return file
 
 
 async def joined(membership: Membership, path: str | Path, own: TraceFile) -> None:
     """End a run well, as one of its processes."""
-    with TraceWriter(RunConfig.given(trace=str(path))) as writer:
+    with TraceWriter(RunConfig.from_values(trace=str(path))) as writer:
         writer._file = own
         await membership.leave()
-        await writer.join(membership)
+        await writer.join_all_files(membership)
 
 
 @pytest.mark.parametrize("launched", [False, True])
@@ -66,7 +66,7 @@ def test_a_run_that_fails_leaves_a_file_of_each_process(
     """A launcher of ours makes one of what is left, so that they print nothing under it."""
     path, own = tmp_path / "t.json", tmp_path / "t-process0.json"
     monkeypatch.setenv("OVERLAP_HOSTS", "1" if launched else "2")
-    with TraceWriter(RunConfig.given(trace=str(path))) as writer:
+    with TraceWriter(RunConfig.from_values(trace=str(path))) as writer:
         writer._file = recorded(tmp_path, 0, members=2)
     assert list(tmp_path.iterdir()) == [own]
     assert read_trace(own).world_size == 2
@@ -75,15 +75,15 @@ def test_a_run_that_fails_leaves_a_file_of_each_process(
         "makes one of what each has left\n"
     )
     assert capsys.readouterr().err == ("" if launched else left)
-    assert join_left(path, "another") == []
-    assert join_left(path, "job") == [path]
+    assert join_leftover_files(path, "another") == []
+    assert join_leftover_files(path, "job") == [path]
     assert list(tmp_path.iterdir()) == [path]
     assert read_trace(path).ranks() == [0]
 
 
 def test_the_trace_of_all_is_exact(tmp_path: Path) -> None:
     path = tmp_path / "t.json.gz"
-    trace_files.clear()
+    trace_files.forget_paths()
 
     async def main(membership: Membership) -> None:
         own = recorded(tmp_path, membership.member, members=3, spans=5_000, clock=membership.clock_offset)
@@ -161,12 +161,12 @@ def test_of_several_attempts_the_last_is_joined(tmp_path: Path) -> None:
         file = recorded(tmp_path, member, members=3)
         if member < 2:
             file.path.write_text(file.path.read_text().replace("job.0", "job.1"))
-    assert join_left(tmp_path / "t.json", "job") == [tmp_path / "t.json"]
+    assert join_leftover_files(tmp_path / "t.json", "job") == [tmp_path / "t.json"]
     assert read_trace(tmp_path / "t.json").ranks() == [0, 1]
     recorded(tmp_path, 1, members=2)
     (tmp_path / "t-process1.json").write_text((tmp_path / "t-process1.json").read_text().replace("job.0", "job.1"))
     (tmp_path / "t-process2.json").unlink()
-    assert join_left(tmp_path / "t.json", "job") == []  # of a process that the others went on without
+    assert join_leftover_files(tmp_path / "t.json", "job") == []  # of a process that the others went on without
 
 
 def test_a_file_that_was_cut_anywhere_is_joined(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_clocks_that_drift_apart_for_an_hour_stay_within_the_error(tmp_path: Pat
 
     file = TraceFile(tmp_path / "t.json")
     clock = lambda: ClockOffset(offset_ns=offset_ns(now_ns), error_ns=error_ns)  # noqa: E731
-    file.begin(Header(world_size=1, clock="real", run="job.0"), [recorder], clock=clock)
+    file.begin_section(Header(world_size=1, clock="real", run="job.0"), [recorder], clock=clock)
     instants_ns = range(0, 3_600 * 10**9, 6 * 10**9)
     for now_ns in instants_ns:
         recorder.append(("compute", "compute", "f", now_ns, now_ns, None))
@@ -253,7 +253,7 @@ def test_a_killed_process_leaves_a_file_that_is_read(tmp_path: Path) -> None:
         for command in ("timeline", "why") if moment % 7 == 0 else ():
             done = run("-m", "overlap", command, "run-process0.json", cwd=tmp_path, env=environment(), timeout=60)
             assert done.returncode == 0, done.stderr
-        assert join_left(tmp_path / "run.json", "no job") == []
+        assert join_leftover_files(tmp_path / "run.json", "no job") == []
     assert min(spans) > 20
 
 

@@ -47,7 +47,7 @@ async def main(rank):
         came = ReadBuffer.handle_received
         def flipped(self, count):
             if count > 1000:
-                self.room()[count // 2] ^= 4
+                self.read_target()[count // 2] ^= 4
             return came(self, count)
         ReadBuffer.handle_received = flipped
     await rank.all_reduce(x, name="gradients", algorithm="ring")

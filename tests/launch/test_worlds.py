@@ -77,7 +77,7 @@ overlap.run(main)
     ("transport", "method"),
     [
         pytest.param("efa", "SocketJoining._choose_places", marks=pytest.mark.slow),
-        ("shared_memory", "Meeting.gather"),
+        ("shared_memory", "Meeting.connect_all"),
     ],
 )
 def test_a_process_that_dies_before_its_wires_are_open_is_not_waited_for(

@@ -130,7 +130,7 @@ WRONG = [
     ({"params": {"a": [1.5]}}, "params: 'a.0' is of type float; every leaf must be a numpy array"),
     (
         {"params": {"a.b": np.zeros(1), "a": {"b": np.zeros(1)}}},
-        "params: two arrays are called 'a.b'; keys may not contain what makes names equal",
+        "params: two arrays are called 'a.b', by their keys joined with '.'; rename a key",
     ),
     ({"unused": "skip"}, "unused: expected 'error' or 'zeros', got 'skip'"),
     ({"bucket_bytes": 0}, "bucket_bytes: expected a whole number from 1, got 0"),
@@ -169,7 +169,7 @@ def test_a_gradient_of_another_shape(strategy):
 
     for at_once in (True, False):
         failure = failure_of(overlap.run, main, at_once, ranks=3)
-        told = "reduce: the gradient of 'w' in step 0 has shape (3, 2), the parameter (2, 3)"
+        told = "reduce: gradient of 'w' in step 0: expected shape (2, 3), got (3, 2)"
         assert failure.rank == 1
         assert str(failure.__cause__).partition(";")[0] == told
 
@@ -180,7 +180,10 @@ def test_parameters_that_differ_between_ranks(strategy):
         params = {"a": np.zeros(2), "b": np.zeros((2, 3) if rank.rank == 2 else (3, 2))}
         return str(await error_from(overlap.UsageError, STRATEGIES[strategy](rank, params, optimizer=SGD)["a"]))
 
-    first = "params differ between rank {} and rank {}: 'b', float64 {}, here is something else there"
+    first = (
+        "params must be the same on all ranks: they differ between rank {} and rank {}: 'b', float64 {}, here is "
+        "something else there"
+    )
     assert overlap.run(main, ranks=3) == [
         first.format(0, 2, (3, 2)),
         first.format(1, 2, (3, 2)),

@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 import overlap
 from overlap import parallel
-from overlap.parallel.checkpoints.pieces import Shard, share_pieces
+from overlap.parallel.checkpoints.pieces import Shard, pieces_of_rank
 from overlap.state.files import SavedFile
 from overlap.state.saves import CHECKPOINTS, Saves
 from tests.errors import error_from, error_of
@@ -70,13 +70,13 @@ def bits(tree):
 
 
 def complete_steps(folder):
-    return [save.step for save in Saves(folder, CHECKPOINTS).complete()]
+    return [save.step for save in Saves(folder, CHECKPOINTS).list_complete()]
 
 
 def checkpoint(folder, step):
     """Return the folder of the complete checkpoint of a step."""
     saves = Saves(folder, CHECKPOINTS)
-    [path] = [saves.path(save) for save in saves.complete() if save.step == step]
+    [path] = [saves.folder_of(save) for save in saves.list_complete() if save.step == step]
     return path
 
 
@@ -524,8 +524,8 @@ def test_every_element_is_in_one_share(ranks):
     sizes = [5, 0, 1, 12]
     kinds = [np.float32, np.float64, np.int8, np.float16]
     arrays = [np.arange(size, dtype=kind) for size, kind in zip(sizes, kinds, strict=True)]
-    pieces = [Shard.whole(str(i), array.shape, array) for i, array in enumerate(arrays)]
-    shares = [share_pieces(pieces, rank, ranks) for rank in range(ranks)]
+    pieces = [Shard.of_whole_tensor(str(i), array.shape, array) for i, array in enumerate(arrays)]
+    shares = [pieces_of_rank(pieces, rank, ranks) for rank in range(ranks)]
     for i, size in enumerate(sizes):
         mine = [part for share in shares for part in share if part.tensor == str(i)]
         assert [at for part in mine for at in range(part.start, part.stop)] == list(range(size))
@@ -540,4 +540,4 @@ def test_a_file_tells_all(tmp_path):
     about = file.facts
     assert (about.step, about.rank, about.ranks, about.extra) == (1, 1, 2, {"at": 1})
     assert {piece.key for piece in about.pieces.values()} >= {"w0", "optimizer:mean:w0"}
-    assert file.dtype(next(iter(about.pieces))) == "float64"
+    assert file.dtype_name(next(iter(about.pieces))) == "float64"

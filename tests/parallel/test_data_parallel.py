@@ -8,7 +8,7 @@ import pytest
 
 import overlap
 from overlap import RankFailedError, UsageError, parallel
-from overlap.config import overriding
+from overlap.config import overriding_config
 from overlap.parallel import DataParallel, Sharded
 from overlap.parallel.buckets import averaged
 from tests.errors import error_from, error_of
@@ -257,7 +257,7 @@ def test_a_gradient_written_where_it_is_packed_travels_alone_as_well():
 @pytest.mark.parametrize("strategy", [parallel.DataParallel, parallel.Sharded])
 def test_what_a_bucket_sends_stands_at_the_line_that_handed_its_last_gradient_over(strategy):
     seen = []
-    with overriding(watcher=seen.append):
+    with overriding_config(watcher=seen.append):
         run(train, 2, lambda rank: strategy(rank, weights(), optimizer=SGD))
     sent = [span.info.call_site for span in seen[0].spans if span.name.startswith(("bucket", "scatter")) and span.info]
     lines = Path(train.__code__.co_filename).read_text(encoding="utf-8").splitlines()

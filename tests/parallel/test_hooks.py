@@ -9,7 +9,7 @@ from overlap import parallel
 from overlap.parallel.buckets.plan import GradientBucket
 from overlap.parallel.hooks import bfloat16, float16
 from overlap.parallel.hooks.half import round_randomly
-from overlap.parallel.hooks.operations import scale_for
+from overlap.parallel.hooks.operations import power_of_two_scale
 from tests.errors import error_of
 
 BFLOAT16 = ml_dtypes.bfloat16
@@ -122,16 +122,16 @@ def test_stochastic_rounding_draws_anew_in_each_step_and_the_same_in_each_run():
 def test_a_scale_is_the_largest_power_of_two_that_fits(top):
     random = np.random.default_rng(0)
     for value in [top, np.nextafter(top, 0), np.nextafter(top, np.inf), *10 ** random.uniform(-30, 30, 200)]:
-        scale = scale_for(np.array([value]), top)
+        scale = power_of_two_scale(np.array([value]), top)
         assert np.frexp(scale)[0] == 0.5
         assert top / 2 < value * scale <= top
-    assert [scale_for(np.array([value]), top) for value in (0.0, np.inf, np.nan)] == [1.0] * 3
+    assert [power_of_two_scale(np.array([value]), top) for value in (0.0, np.inf, np.nan)] == [1.0] * 3
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-20, 1e30])
 def test_float16_is_scaled_by_the_largest_of_all_ranks(size):
     given = [x * np.float32(size) for x in gradients(3, 501)]
-    scale = np.float32(scale_for(np.array([max(np.abs(x).max() for x in given)]), 65504))
+    scale = np.float32(power_of_two_scale(np.array([max(np.abs(x).max() for x in given)]), 65504))
     sent = [(x * scale).astype(np.float16) for x in given]
     expected = mean(sent).astype(np.float16).astype(np.float32) / scale
     for (found,), _ in means(float16(), given):

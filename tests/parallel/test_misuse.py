@@ -84,10 +84,10 @@ def test_what_cannot_be_meant_is_refused(make, build, text):
 
 
 BAD = {
-    "is of type NoneType, not an array": None,
-    "is of type list, not an array": [0.0, 0.0],
-    "has shape (3,), the parameter (2,)": np.zeros(3, np.float32),
-    "is complex64, the parameter float32": np.zeros(2, np.complex64),
+    "an array, got NoneType": None,
+    "an array, got list": [0.0, 0.0],
+    "shape (2,), got (3,)": np.zeros(3, np.float32),
+    "real numbers, as the parameter's, got complex64": np.zeros(2, np.complex64),
 }
 
 
@@ -97,7 +97,7 @@ def test_what_is_no_gradient_is_refused_at_the_call(make, text, gradient):
     async def program(rank):
         make(rank, params(), optimizer=ADAM).reduce("b", gradient)
 
-    assert refused(program) == [f"reduce: the gradient of 'b' in step 0 {text}"]
+    assert refused(program) == [f"reduce: gradient of 'b' in step 0: expected {text}"]
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
@@ -113,7 +113,7 @@ def test_a_compute_that_has_forgotten_to_return_its_gradient_is_no_gradient_of_z
 
     line = program.__code__.co_firstlineno + 4
     error = error_of(overlap.RankFailedError, overlap.run, program, ranks=1, timeout_s=60)
-    told = "reduce: the gradient of 'b' in step 0 is of type NoneType, not an array; it was handed over at "
+    told = "reduce: gradient of 'b' in step 0: expected an array, got NoneType; it was handed over at "
     assert re.fullmatch(rf"{re.escape(told)}[\w/]*test_misuse\.py:{line}", str(error.cause))
 
 
@@ -128,8 +128,8 @@ def test_a_compute_of_more_than_the_gradients_is_told_with_the_line_that_hands_i
     line = program.__code__.co_firstlineno + 2
     error = error_of(overlap.RankFailedError, overlap.run, program, ranks=1, timeout_s=60)
     told = (
-        "reduce: what was handed over for 'a' has no item 'w': it is (float32 (2,), {'w': float32 (2, 2), 'b': float32 "
-        "(2,)}); it was handed over at "
+        "reduce: expected an item 'w' in what was handed over for 'a', got (float32 (2,), {'w': float32 (2, 2), "
+        "'b': float32 (2,)}); it was handed over at "
     )
     assert re.fullmatch(rf"{re.escape(told)}[\w/]*test_misuse\.py:{line}", str(error.cause))
 
@@ -143,7 +143,7 @@ def test_a_part_that_lacks_an_item_is_told_without_the_error_inside():
         raise error
 
     assert refused(program) == [
-        "reduce: what was handed over for 'a' has no item 'w': it is (float32 (2, 2), a future)"
+        "reduce: expected an item 'w' in what was handed over for 'a', got (float32 (2, 2), a future)"
     ]
 
 

@@ -336,13 +336,16 @@ TWO = schedules.one_f_one_b(2, 4)
     [
         (
             lambda rank: build(rank, schedules.gpipe(4, 4), layers={}, params={}),
-            "schedule: gpipe is for 4 ranks, group 'world' has 2; make one for as many",
+            "schedule: gpipe is for 4 ranks, group 'world' has 2; make one for 2",
         ),
         (
             lambda rank: build(rank, TWO, layers={rank.rank + 1: block_layer(rank)}),
-            "layers: rank 0 of group 'world' has the stages 0; got 1",
+            "layers: expected the stages 0 of rank 0 of group 'world', got 1",
         ),
-        (lambda rank: build(rank, TWO, params={}), "params: rank 0 of group 'world' has the stages 0; got none"),
+        (
+            lambda rank: build(rank, TWO, params={}),
+            "params: expected the stages 0 of rank 0 of group 'world', got none",
+        ),
         (
             lambda rank: build(
                 rank, schedules.zb_h1(2, 2), layers={rank.rank: Local(rank, b.block_forward, b.block_backward)}
@@ -351,7 +354,7 @@ TWO = schedules.one_f_one_b(2, 4)
         ),
         (
             lambda rank: build(rank, TWO, boundary=[((4, 6), float)] * 2),
-            "boundary: 2 were given; 1 lie between 2 stages",
+            "boundary: expected 1 for 2 stages, got 2",
         ),
         (lambda rank: build(rank, TWO, ahead=-1), "ahead: expected a whole number from 0, got -1"),
     ],
@@ -378,7 +381,7 @@ def test_what_cannot_be_meant_is_told(wrong: Callable[[overlap.Rank], object], t
             "x: the first dimension of shape (6, 6) is no multiple of 4 microbatches; pad it to 8, or choose a number "
             "of them that divides it",
         ),
-        (([b.draw(0, 8, 6)], b.draw(0, 8, 6)), 0, "x: 1 microbatches were given; schedule 1f1b has 4"),
+        (([b.draw(0, 8, 6)], b.draw(0, 8, 6)), 0, "x: expected 4 microbatches, those of schedule 1f1b, got 1"),
     ],
 )
 def test_a_batch_that_cannot_be_meant_is_told(batch: tuple[object, object], rank: int, told: str) -> None:

@@ -161,18 +161,22 @@ TAKES = "; it takes F and B, or F, I and W"
 @pytest.mark.parametrize(
     ("text", "told", "place"),
     [
-        ("0F0,0B0,0F0", "0F0 is there twice\n  rank 0: 0F0 0B0 >>0F0<<", (0, 2)),
-        ("0F0,0B0\n0F1,0B1", "stage 0 is rank 0's already\n  rank 0: 0F0 0B0\n  rank 1: >>0F1<< 0B1", (1, 0)),
-        ("0F0,0B0\n2F0,2B0", "no rank has stage 1\n  rank 0: 0F0 0B0\n  rank 1: 2F0 2B0", (None, None)),
-        ("", "nothing is to be done", (None, None)),
+        ("0F0,0B0,0F0", "0F0 is there twice; leave out one\n  rank 0: 0F0 0B0 >>0F0<<", (0, 2)),
+        ("0F0,0B0\n0F1,0B1", "rank 0 has stage 0; leave it to one\n  rank 0: 0F0 0B0\n  rank 1: >>0F1<< 0B1", (1, 0)),
+        (
+            "0F0,0B0\n2F0,2B0",
+            "no rank has stage 1; give its actions to one\n  rank 0: 0F0 0B0\n  rank 1: 2F0 2B0",
+            (None, None),
+        ),
+        ("", "no rank has an action; give each rank some", (None, None)),
         ("0F0,0F1,0B0", "stage 0 has F of microbatch 1" + TAKES + "\n  rank 0: 0F0 0F1 0B0", (0, None)),
         ("0F0,0I0", "stage 0 has F, I of microbatch 0" + TAKES + "\n  rank 0: 0F0 0I0", (0, None)),
         ("0F1,0B1", "stage 0 has nothing of microbatch 0" + TAKES + "\n  rank 0: 0F1 0B1", (0, None)),
-        ("0B0,0F0", "it never ends: rank 0 waits in 0B0 for 0F0\n  rank 0: >>0B0<< 0F0", (0, 0)),
-        ("0F0,0W0,0I0", "it never ends: rank 0 waits in 0W0 for 0I0\n  rank 0: 0F0 >>0W0<< 0I0", (0, 1)),
+        ("0B0,0F0", "it never ends: rank 0 waits in 0B0 for 0F0; reorder them\n  rank 0: >>0B0<< 0F0", (0, 0)),
+        ("0F0,0W0,0I0", "it never ends: rank 0 waits in 0W0 for 0I0; reorder them\n  rank 0: 0F0 >>0W0<< 0I0", (0, 1)),
         (
             "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1",
-            "it never ends: rank 0 waits in 0B0 for 1B0 or 1I0, rank 1 waits in 1F1 for 0F1\n"
+            "it never ends: rank 0 waits in 0B0 for 1B0 or 1I0, rank 1 waits in 1F1 for 0F1; reorder them\n"
             "  rank 0: 0F0 >>0B0<< 0F1 0B1\n  rank 1: 1F0 1F1 1B0 1B1",
             (0, 1),
         ),

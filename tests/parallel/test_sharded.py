@@ -118,7 +118,7 @@ def test_memory_is_told_beside_the_formula():
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_gathered_weights_are_freed_after_use(depth, clock, monkeypatch):
     """However far the program runs ahead of its computes: it issues all steps at once."""
-    layer, opened, alive, most = 6 * 6 * 8, ScatteredBucket._name_parameters, Counter(), Counter()
+    layer, opened, alive, most = 6 * 6 * 8, ScatteredBucket._gathered_views, Counter(), Counter()
 
     class Whole(dict):
         """Gathered parameters, which count while a compute holds them."""
@@ -130,7 +130,7 @@ def test_gathered_weights_are_freed_after_use(depth, clock, monkeypatch):
         weakref.finalize(gathered, alive.subtract, {rank: whole.nbytes})
         return gathered
 
-    monkeypatch.setattr(ScatteredBucket, "_name_parameters", counted)
+    monkeypatch.setattr(ScatteredBucket, "_gathered_views", counted)
 
     async def main(rank):
         model = sharded(3, depth=depth, bucket_bytes=1)(rank)
@@ -260,7 +260,7 @@ def test_wrong_use_is_told_on_every_rank():
 
     told = [
         "name: 'third' is no parameter; known are first, rest",
-        "reduce: what was handed over for 'first' has no item 'b': it is {'w': float64 (3, 1)}",
+        "reduce: expected an item 'b' in what was handed over for 'first', got {'w': float64 (3, 1)}",
         "reduce: the gradient of 'first.w' has been handed over in step 0 already; of a weight that is used twice, add "
         "the gradients up and hand over the sum; or has model.step() been forgotten?",
         "name: the gradient of 'first.w' has been handed over in step 0, so its update may have begun; ask for the "

@@ -215,11 +215,11 @@ def test_forward_is_a_checkpoint_of_layers_that_only_compute_too() -> None:
         ),
         (
             lambda rank: ColumnLinear(rank, rank.world, 6, 8).shard({"weight": np.ones((8, 6))}),
-            "whole: 'weight' has shape (8, 6); the layer has weight (6, 8) and bias (8,)",
+            "whole: expected weight (6, 8) and bias (8,), got weight (8, 6)",
         ),
         (
             lambda rank: ColumnLinear(rank, rank.world, 6, 8).shard({"gain": np.ones(8)}),
-            "whole: 'gain' has shape (8,); the layer has weight (6, 8) and bias (8,)",
+            "whole: expected weight (6, 8) and bias (8,), got gain (8,)",
         ),
         (lambda rank: Sequential(rank, {}), "layers: there are none; pass one or more"),
         (lambda rank: Sequential(rank, {"a": b.act(rank)}, parts=0), "parts: expected a whole number from 1, got 0"),
@@ -332,8 +332,8 @@ def test_words_that_do_not_divide_are_told_on_every_rank() -> None:
     [
         ((2, 6), np.array([0, 12]), "target: expected 0 to 11, got 12"),
         ((2, 6), np.array([-1, 0]), "target: expected 0 to 11, got -1"),
-        ((2, 5), np.array([0, 1]), "loss: scores have shape (2, 5) and targets (2,); expected (2, 6)"),
-        ((2, 6), np.array([0]), "loss: scores have shape (2, 6) and targets (1,); expected (1, 6)"),
+        ((2, 5), np.array([0, 1]), "loss: for targets of shape (2,), expected scores of shape (2, 6), got (2, 5)"),
+        ((2, 6), np.array([0]), "loss: for targets of shape (1,), expected scores of shape (1, 6), got (2, 6)"),
     ],
 )
 def test_targets_that_cannot_be_meant_are_told_on_every_rank(

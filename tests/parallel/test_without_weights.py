@@ -85,4 +85,4 @@ def test_a_layer_with_weights_may_not() -> None:
         await pipeline.run(np.ones((8, 4)), np.ones((8, 4)))
 
     failure = failure_of(run, main, 1)
-    assert "backward: returned None for the gradient of weights; only a layer without weights may" in str(failure)
+    assert "backward: expected a gradient of the weights, got None; only a layer without weights may" in str(failure)

@@ -121,7 +121,7 @@ def simulate(
     if cancel is not None:
         instruments.append(CancelAt(found, *cancel))
         blows[cancel[0]] = Blow(kind="cancel", at_s=0.0)
-    with _naming(seed), Fates(Faults(seed=seed)).ordering_tasks(), _in_virtual_time(), raw_sockets(net):
+    with _naming(seed), Fates(Faults(seed=seed)).order_tasks(), _in_virtual_time(), raw_sockets(net):
         trio.run(_run, found, members, main, around, clock=MockClock(autojump_threshold=0), instruments=instruments)
     return found
 
@@ -170,7 +170,8 @@ def _in_virtual_time() -> Iterator[None]:
         patched.setattr(
             backend, "FairPauses", partial(FairPauses, 0.0)
         )  # others' turns would come by the clock on the wall
-        patched.setattr(world, "world_watch", lambda *_, **__: nullcontext())  # a thread, which knows no virtual time
+        # a thread, which knows no virtual time
+        patched.setattr(world, "make_world_watch", lambda *_, **__: nullcontext())
         yield
 
 

@@ -84,7 +84,7 @@ class Process:
 
     def receive(self, message: Message) -> None:
         """Let the program see a message."""
-        if (loss := self.view.handle(message)) is not None:
+        if (loss := self.view.apply_message(message)) is not None:
             self.losses[loss.member] += 1
 
     def step(self) -> None:
@@ -96,7 +96,7 @@ class Process:
             return
         try:
             if self.turn is None and self.done < EXCHANGES:
-                self.view.check_exchange("exchange")
+                self.view.check_all_present("exchange")
                 self.turn = self.view.begin_exchange("x")
                 self.send(Notice(body=b"%d" % self.turn))
                 self.send(Contribution(name="x", turn=self.turn, blob=self.part(self.member, self.turn)))
@@ -209,7 +209,7 @@ class World:
         process = self.processes[member]
         process.connected = True
         before = self.members.members[member].address
-        actions = self.members.connect(member, "somewhere")
+        actions = self.members.add_connection(member, "somewhere")
         assert (before is not None) == any(isinstance(action, CutConnection) for action in actions)
         if before is not None:  # the old connection has not ended yet: this one is refused, and tries again
             process.connected = False
@@ -288,10 +288,10 @@ class World:
         """Let the time to join be over, for member 0 and then for the others."""
         if self.members.phase is MembershipPhase.GATHERING and not self.host.dead:
             self.timed_out = True
-            self.act(self.members.give_up())
+            self.act(self.members.give_up_joining())
         for process in self.processes[1:]:
             if not process.connected and process.client.phase is MembershipPhase.GATHERING and not process.dead:
-                process.act(process.client.give_up("Connection refused"))
+                process.act(process.client.give_up_joining("Connection refused"))
 
 
 def check(world: World, seed: int) -> str:

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from overlap.processes.identity import JoinError, RendezvousConfig
-from overlap.processes.join import Membership, join_here
+from overlap.processes.join import Membership, join_in_this_loop
 from overlap.processes.members import MemberLostError
 from overlap.processes.wire import MemberLost, MemberNotice
 
@@ -43,7 +43,7 @@ class Member:
         def report(line: str) -> None:
             found.note(member, line)
 
-        async with join_here(config(found, member, self.members), report=report) as membership:
+        async with join_in_this_loop(config(found, member, self.members), report=report) as membership:
             found.note(member, "joined")
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.listen, membership)
@@ -138,7 +138,7 @@ def test_who_has_come_meanwhile_is_not_accused(comes_s: float) -> None:
             await trio.sleep(comes_s)
         if member == 3:
             return
-        async with join_here(config(found, member, 4), report=lambda _: None):
+        async with join_in_this_loop(config(found, member, 4), report=lambda _: None):
             raise AssertionError("nobody waits for process 3")
 
     found = simulate(0, 4, main, most=0)

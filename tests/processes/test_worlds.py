@@ -14,7 +14,7 @@ import overlap
 import topology
 from overlap.processes.control import ControlPlane
 from overlap.processes.identity import JoinError
-from overlap.processes.join import join_here
+from overlap.processes.join import join_in_this_loop
 from overlap.processes.wire import MemberLost
 from overlap.runtime.backend import RealBackend
 from overlap.runtime.world import World
@@ -80,7 +80,7 @@ def live(seed: int, processes: int, program: Program, *, rails: int = 0, **blows
     async def main(found: Simulation, member: int) -> object:
         failure: Exception | None = None
         where = config(found, member, processes)
-        async with join_here(where, report=lambda line: found.note(member, line)) as membership:
+        async with join_in_this_loop(where, report=lambda line: found.note(member, line)) as membership:
             lose: list[Callable[[MemberLost], object]] = []
             plane = ControlPlane(membership, placement, on_loss=lambda lost: [each(lost) for each in lose])
             if rails:
@@ -99,7 +99,7 @@ def live(seed: int, processes: int, program: Program, *, rails: int = 0, **blows
                     found.opened.set()
                 world = World(size, cluster, transport, algorithm=None, others=plane, backend=VirtualBackend())
                 try:
-                    results = await world.live(program, (), None)
+                    results = await world.run_to_end(program, (), None)
                 except overlap.OverlapError as error:
                     failure = error
                 else:

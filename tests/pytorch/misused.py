@@ -76,9 +76,9 @@ def groups_destroyed() -> Any:
         while not hasattr(parts[-1], "_boards"):
             parts += getattr(parts.pop(), "parts", ())[::-1]
         boards = parts[-1]._boards
-        with boards.shelf._lock:
-            boards.shelf._free_released()
-        return [len(shared), len(shared.spanning), len(boards._open), sum(boards.shelf._heap._sizes.values())]
+        with boards.loan_pool._lock:
+            boards.loan_pool._free_released()
+        return [len(shared), len(shared.spanning), len(boards._open), sum(boards.loan_pool._heap._sizes.values())]
 
     total()
     before, most = kept(), 0

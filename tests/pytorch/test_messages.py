@@ -249,8 +249,8 @@ def test_a_send_of_a_rank_that_closes_ends_well_when_its_receiver_leaves(
     shared = worlds[0]._world.communicators
 
     def leave() -> None:
-        shared.closing.add(0)
-        shared.rank_left(1)
+        shared.closing_ranks.add(0)
+        shared.on_rank_left(1)
 
     worlds[0]._run_in_loop(leave)
     assert work.wait()
@@ -284,7 +284,7 @@ def test_a_parameter_arrives_again_and_again(groups: list[ProcessGroup], receive
         receives_first=receives_first,
     )
     assert (copy == 3).all()
-    assert len(groups[0]._group._messages._kept) == len(groups[1]._group._messages._kept) == 1
+    assert len(groups[0]._group._messages._known_messages) == len(groups[1]._group._messages._known_messages) == 1
 
 
 def test_a_receive_from_any_source_stays_one(groups: list[ProcessGroup]) -> None:
@@ -297,7 +297,7 @@ def test_a_receive_from_any_source_stays_one(groups: list[ProcessGroup]) -> None
 
     repeat(groups, lambda group: group.send([torch.ones(2)], 1, 0).wait(), receive, receives_first=False)
     assert sources == [0] * 4
-    assert not groups[1]._group._messages._kept
+    assert not groups[1]._group._messages._known_messages
 
 
 def test_both_ends_of_known_messages_are_recorded_in_one_lane(groups: list[ProcessGroup]) -> None:
@@ -308,7 +308,7 @@ def test_both_ends_of_known_messages_are_recorded_in_one_lane(groups: list[Proce
         lambda group: group.recv([x], 0, 0).wait(),
         receives_first=False,
     )
-    (sent,), (received,) = (group._group._messages._kept.values() for group in groups)
+    (sent,), (received,) = (group._group._messages._known_messages.values() for group in groups)
     assert sent.flight_fields()["key"] == received.flight_fields()["key"]
 
 
@@ -382,7 +382,7 @@ def test_a_long_wait_is_an_operation_of_the_rank_until_it_ends(
     waiting.start()
     while not context.outstanding.operations:
         waiting.join(0.01)
-    (line,) = context.outstanding.lines(context.now_ns())
+    (line,) = context.outstanding.operation_lines(context.now_ns())
     assert re.fullmatch(r"recv #0 from rank 0 on group 'world' \(\S*:\d+\); waits for rank 0", line)
     groups[0].send([torch.ones(1)], 1, 0).wait()
     waiting.join()
@@ -457,7 +457,7 @@ def test_the_event_loop_does_not_wait_for_a_message(worlds: list[Connection], gr
 def test_numbers_of_messages_take_no_memory_without_end(
     groups: list[ProcessGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("overlap.runtime.inbox._NUMBERED", 10)
+    monkeypatch.setattr("overlap.runtime.inbox._MOST_IDLE_LANES", 10)
     x = torch.zeros(1)
     for tag in range(100):
         groups[0].send([torch.ones(1)], 1, tag).wait()

@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from torch.autograd.profiler import record_function  # noqa: E402
 
 import overlap  # noqa: E402
-from overlap.runtime.memory.foreign import changes  # noqa: E402
+from overlap.runtime.memory.foreign import make_change_check  # noqa: E402
 from overlap.torch import private, record  # noqa: E402
 from overlap.torch.errors import CallError  # noqa: E402
 from overlap.torch.issuing import parse_reduction  # noqa: E402
@@ -165,8 +165,8 @@ def test_without_versions_no_change_of_a_tensor_is_seen() -> None:
             raise AttributeError("_version")
 
     plain = torch.ones(1)
-    changed = changes(plain)
+    changed = make_change_check(plain)
     plain.add_(1)
     assert changed is not None
     assert changed()
-    assert changes(torch.ones(1).as_subclass(Unversioned)) is None
+    assert make_change_check(torch.ones(1).as_subclass(Unversioned)) is None

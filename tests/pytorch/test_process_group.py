@@ -185,14 +185,14 @@ def test_lists_of_tensors_in_one_piece_of_memory(pair: Ranks, lie: str) -> None:
 def test_nobody_asks_what_travels(pair: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who receives has a tensor that says it."""
     asked = list[object]()
-    tell = ControlPlane.send_wait
+    tell = ControlPlane.send_waiting_call
 
     def telling(saying: ControlPlane, of: History, seq: int, said: RankCall) -> None:
         if said.call.dtype is None:
             asked.append(said)
         tell(saying, of, seq, said)
 
-    monkeypatch.setattr(ControlPlane, "send_wait", telling)
+    monkeypatch.setattr(ControlPlane, "send_waiting_call", telling)
 
     def run(group: ProcessGroup) -> list[list[float]]:
         one, x = torch.zeros(1), torch.tensor([5.0, 6.0])

@@ -17,7 +17,7 @@ from overlap import Connection  # noqa: E402
 from overlap.runtime.port import Ports  # noqa: E402
 from overlap.torch import ProcessGroup  # noqa: E402
 from transports.shared_memory.joining import MemoryJoining  # noqa: E402
-from transports.shared_memory.segment import Shelf  # noqa: E402
+from transports.shared_memory.segment import LoanPool  # noqa: E402
 
 from .pairs import connected, do  # noqa: E402
 
@@ -198,9 +198,11 @@ def test_without_a_place_a_program_does_it(
             found.append(float(x[-1] + out[0] + out[-1]))
         return found
 
-    monkeypatch.setattr(MemoryJoining, "_can_read", lambda *_: False)
-    take = Shelf.take
-    monkeypatch.setattr(Shelf, "take", lambda shelf, nbytes: None if nbytes == 160_000 else take(shelf, nbytes))
+    monkeypatch.setattr(MemoryJoining, "_can_read_peer", lambda *_: False)
+    take = LoanPool.allocate
+    monkeypatch.setattr(
+        LoanPool, "allocate", lambda loan_pool, nbytes: None if nbytes == 160_000 else take(loan_pool, nbytes)
+    )
     with connected(2, dist.HashStore()) as both:
         assert each(both, program) == [[3.0 + 6.0 * turn for turn in range(ROUNDS)]] * 2
     assert again

@@ -12,7 +12,7 @@ import trio
 import overlap
 import topology
 from overlap.processes.control import ControlPlane
-from overlap.processes.wire import BODY_LIMIT_BYTES, MemberLost, MemberNotice, MessageError, RankEvent, decode
+from overlap.processes.wire import BODY_LIMIT_BYTES, MemberLost, MemberNotice, MessageError, RankEvent, decode_message
 from overlap.runtime.world import World
 from transports import NeuronLink, Router, Transport, Wire
 from transports.efa import Efa
@@ -87,7 +87,7 @@ class Company:
     async def __anext__(self) -> MemberNotice | MemberLost:
         if isinstance(self._handing, MemberNotice):
             with suppress(MessageError):
-                self._acted_on.append(decode(self._handing.body))
+                self._acted_on.append(decode_message(self._handing.body))
             self._acted.set()
         self._handing = await self._receive.receive()
         return self._handing
@@ -203,7 +203,7 @@ def run_far(
 
     async def one(member: int, world: World) -> None:
         try:
-            outcomes[member] = await world.live(main, args, timeout_s)
+            outcomes[member] = await world.run_to_end(main, args, timeout_s)
         except Exception as error:
             outcomes[member] = error
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import overlap
-from overlap.config import overriding
+from overlap.config import overriding_config
 from tests.errors import error_of
 
 from .companies import by_sockets, in_memory, run_far
@@ -59,7 +59,7 @@ def test_every_kind_is_right_by_its_algorithm(wires):
 def told(main, **how):
     """Return what the operations of rank 0 became, in their order."""
     timelines = []
-    with overriding(watcher=timelines.append):
+    with overriding_config(watcher=timelines.append):
         results = overlap.run(main, **how)
     spans = [span for span in timelines[0].spans if span.rank == 0 and span.info is not None]
     return results, [span.info.algorithm for span in sorted(spans, key=lambda span: span.info.seq)]

@@ -279,7 +279,9 @@ def test_a_program_that_cannot_take_its_arguments_is_refused_before_anything_sta
 
     with pytest.raises(UsageError) as told:
         overlap.run(alone, ranks=1)
-    assert str(told.value) == "main: alone() -> None is called with the rank: too many positional arguments"
+    advice = "correct its parameters, or the arguments after main"
+    called = "main: alone() -> None is called with the rank: too many positional arguments"
+    assert str(told.value) == f"{called}; {advice}"
     with pytest.raises(UsageError, match=r"is called with the rank and 2 further arguments: too many positional"):
         overlap.run(two, 1, 2, ranks=1)
 

@@ -110,7 +110,7 @@ def test_views_made_of_locked_arrays_follow_them(pooled: bool) -> None:
     locks.lock((x,))
     views, foreign = [x[3:], x.reshape(2, -1).T, x], np.ones(3)[1:]
     foreign.setflags(write=False)
-    locks.follow([*views, foreign], [x])
+    locks.unlock_with_base([*views, foreign], [x])
     locks.unlock((x,))
     assert guarded(*views) == [True] * 3
     assert locks.lock((views[0],))

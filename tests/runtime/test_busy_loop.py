@@ -15,8 +15,8 @@ import pytest
 import trio
 
 import overlap
-from overlap.config import overriding
-from overlap.diagnostics import where
+from overlap.config import overriding_config
+from overlap.diagnostics import error_place
 from overlap.runtime.blame import loop as loop_watch
 from overlap.runtime.blame import reports as world_member
 from overlap.runtime.blame import reports as world_watch
@@ -46,7 +46,7 @@ class Told:
 
 def timeline_of(main: Callable[[R], Awaitable[object]], ranks: int) -> Timeline:
     seen: list[Timeline] = []
-    with overriding(watcher=seen.append):
+    with overriding_config(watcher=seen.append):
         overlap.run(main, ranks=ranks, timeout_s=TIMEOUT_S)
     return seen[0]
 
@@ -88,7 +88,7 @@ def test_a_loop_that_gets_no_processor_is_not_to_blame(monkeypatch: pytest.Monke
         waited.append(perf_counter_ns())
         return waited[-1]
 
-    monkeypatch.setattr(loop_watch, "queued_ns", queued_ns)
+    monkeypatch.setattr(loop_watch, "processor_wait_ns", queued_ns)
 
     async def main(rank: R) -> None:
         seen = len(waited)
@@ -157,7 +157,7 @@ async def test_a_loop_is_busy_in_a_turn_of_a_second_of_its_own(
     watch = watching(seen)
     watch._native_thread, watch._turn.began_ns = threading.get_native_id(), 1
     for at, waited, late in checks:
-        monkeypatch.setattr(loop_watch, "queued_ns", lambda thread, ms=waited: ms * MS)
+        monkeypatch.setattr(loop_watch, "processor_wait_ns", lambda thread, ms=waited: ms * MS)
         watch._report_long_turn(at * MS, late=bool(late))
     assert seen == told
 
@@ -190,7 +190,7 @@ async def test_the_loop_is_checked_four_times_a_second_and_not_at_every_sample(m
     monkeypatch.setattr(loop_watch, "perf_counter_ns", lambda: now_ns)
     monkeypatch.setattr(watch, "_ended", Ended())
     monkeypatch.setattr(watch, "_report_long_turn", lambda now_ns, *, late: asked.append((now_ns // MS, late)))
-    watch._run()
+    watch._watch_loop()
     assert asked == [(260, False), (520, False), (780, False), (1380, True)]
 
 
@@ -199,7 +199,7 @@ async def test_a_loop_is_sampled_often_only_if_programs_run_on_it(runs_programs:
     watch, ended = watching([], runs_programs=runs_programs), Mock()
     ended.wait.side_effect = [False, False, True]
     watch._ended = ended
-    watch._run()
+    watch._watch_loop()
     assert ended.wait.call_args_list == 3 * [call(pause_s)]
 
 
@@ -254,10 +254,10 @@ async def test_looks_at_a_turn_find_the_rank_that_keeps_it(
     watch._turn.began_ns = began_ns
     for at, waited, ran, rank in looks:
         busy = loop_watch.BusyLoop(rank=rank, place="train.py:4", since_ns=0)
-        monkeypatch.setattr(loop_watch, "queued_ns", lambda thread, ms=waited: ms * MS)
+        monkeypatch.setattr(loop_watch, "processor_wait_ns", lambda thread, ms=waited: ms * MS)
         monkeypatch.setattr(loop_watch, "processor_ns", lambda thread, ms=ran: ms * MS)
-        monkeypatch.setattr(watch, "_find_running_rank", lambda *, working_for, busy=busy: busy)
-        watch._sample(began_ns + at * MS)
+        monkeypatch.setattr(watch, "_find_running_rank", lambda *, counts_our_work, busy=busy: busy)
+        watch._take_sample(began_ns + at * MS)
     found.extend((busy.rank, (busy.since_ns - began_ns) // MS) for busy in watch._turn.samples)
     assert found == kept
 
@@ -309,13 +309,13 @@ def test_code_made_from_text_is_told_by_the_line_that_runs_it() -> None:
     points: list[tuple[CodeType, int]] = eval("frames()")
     assert points[-1][0].co_filename == "<string>"
     line = sys._getframe().f_lineno - 2
-    assert loop_watch.place_of(points) == f"{HERE}:{line}"
-    assert loop_watch.place_of(points[-1:]) == "<string>:1"  # of `python -c`
+    assert loop_watch.program_line_of(points) == f"{HERE}:{line}"
+    assert loop_watch.program_line_of(points[-1:]) == "<string>:1"  # of `python -c`
     typed = compile("1", "<stdin>", "exec")
-    assert loop_watch.place_of([*points, (typed, 0)]).startswith("<stdin>:")
+    assert loop_watch.program_line_of([*points, (typed, 0)]).startswith("<stdin>:")
     with pytest.raises(ZeroDivisionError) as caught:
         exec("1 / 0")
-    assert where(caught.value) == f" at test_busy_loop.py:{sys._getframe().f_lineno - 1}"
+    assert error_place(caught.value) == f" at test_busy_loop.py:{sys._getframe().f_lineno - 1}"
 
 
 def test_modules_that_the_package_imports_are_not_the_programs_work() -> None:

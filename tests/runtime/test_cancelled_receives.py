@@ -10,7 +10,7 @@ import trio
 import trio.lowlevel
 
 import overlap
-from overlap.runtime.callbacks import call_anywhere
+from overlap.runtime.callbacks import call_when_settled
 from overlap.runtime.message import Message
 
 from .companies import Wires, by_shared_memory, by_sockets, in_memory, run_far
@@ -263,17 +263,17 @@ def test_a_callback_of_any_thread_is_called_with_an_item_of_a_receive() -> None:
         got: list[float] = []
         receive = rank.recv(LIKE, 0)
         for item in (receive[1], receive[slice(1, 3)][0]):
-            call_anywhere(item, lambda done: got.append(done.result()))
+            call_when_settled(item, lambda done: got.append(done.result()))
         await rank.send(np.arange(3.0), 0)
         await receive
-        call_anywhere(receive[2], lambda done: got.append(done.result()))
+        call_when_settled(receive[2], lambda done: got.append(done.result()))
         return got
 
     assert overlap.run(main, ranks=1, timeout_s=5) == [[1.0, 1.0, 2.0]]
 
 
 @pytest.mark.parametrize(
-    "register", [lambda receive, call: receive.add_done_callback(call), call_anywhere], ids=["loop", "anywhere"]
+    "register", [lambda receive, call: receive.add_done_callback(call), call_when_settled], ids=["loop", "anywhere"]
 )
 def test_a_callback_is_called_though_its_receive_gives_the_message_back_meanwhile(
     register: Callable[[Any, Callable[[Any], object]], None], monkeypatch: pytest.MonkeyPatch
@@ -287,16 +287,16 @@ def test_a_callback_is_called_though_its_receive_gives_the_message_back_meanwhil
         receive, called = rank.recv(np.empty(2), 0), trio.Event()
         while not receive.done:
             await trio.lowlevel.checkpoint()
-        claim = type(receive)._claim
+        claim = type(receive)._prepare_for_use
 
         def claim_late(future: Any) -> None:
             claim(future)
             monkeypatch.undo()
             with monkeypatch.context() as patch:
                 patch.setattr(type(future), "_has_user", lambda _: False)
-                trio.from_thread.run_sync(future._await_cancelled)
+                trio.from_thread.run_sync(future._on_await_cancelled)
 
-        monkeypatch.setattr(type(receive), "_claim", claim_late)
+        monkeypatch.setattr(type(receive), "_prepare_for_use", claim_late)
         await trio.to_thread.run_sync(register, receive, lambda _: called.set())
         await called.wait()
         return cast("list[float]", receive.result().tolist())

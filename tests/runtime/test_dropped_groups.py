@@ -38,7 +38,7 @@ def inside(rank: overlap.Rank) -> Any:
 def kept(rank: overlap.Rank) -> dict[str, int]:
     """Return the sizes of everything that a process keeps of groups."""
     here, host = inside(rank), inside(rank).engine.__dict__.get("_host_memory")  # type: ignore[attr-defined]
-    names = ["_open", "_unused", "broken", "unraised", "spanning", "early"]
+    names = ["_open", "_unused", "broken_errors", "unraised_errors", "spanning", "early_reports"]
     sizes = {"notes": len(getattr(rank._backend, "_notes", ())), "communicators": len(here)}
     if here.local is not None:
         assert len(here._closed) <= 256
@@ -46,12 +46,12 @@ def kept(rank: overlap.Rank) -> dict[str, int]:
         for part in transport.parts if isinstance(transport, Router) else ():
             boards = getattr(part, "_boards", None)
             if boards is not None:
-                with boards.shelf._lock:
-                    boards.shelf._free_released()
+                with boards.loan_pool._lock:
+                    boards.loan_pool._free_released()
                 sizes |= {
                     "boards": len(boards._open),
                     "told": len(boards._early_notes),
-                    "lent": sum(boards.shelf._heap._sizes.values()),
+                    "lent": sum(boards.loan_pool._heap._sizes.values()),
                 }
     if host is not None:
         sizes["of communicators"] = len(host._boards)
@@ -422,7 +422,7 @@ def test_what_is_dropped_after_the_end_of_a_world_is_left_alone() -> None:
 
             async with trio.open_nursery() as nursery:
                 for world in worlds:
-                    nursery.start_soon(world.live, main, (), TIMEOUT_S)
+                    nursery.start_soon(world.run_to_end, main, (), TIMEOUT_S)
             before = len(worlds[0].communicators)
             lasting.clear()
             await wait_all_tasks_blocked(0.01)

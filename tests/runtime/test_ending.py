@@ -114,8 +114,8 @@ def test_a_world_that_its_caller_has_cancelled_names_no_rank() -> None:
     ending.interrupt(3)
     assert ending.phase is INTERRUPTED
     assert ending.peer_error().culprit == -1
-    assert ending.absorbs(ended())
-    assert not ending.absorbs(ended(3))
+    assert ending.accepts_as_consequence(ended())
+    assert not ending.accepts_as_consequence(ended(3))
 
 
 def left(culprit: int = 0) -> BaseException:
@@ -154,7 +154,7 @@ def test_consequences_of_a_stop_or_an_interrupt_are_no_failures(kind: str, befor
     make, ends = CONSEQUENCES[kind]
     ending, error = ending_in(before), make()
     follows = {STOPPED: "stop", INTERRUPTED: "interrupt"}.get(before, "never") in ends.split()
-    assert ending.absorbs(error) == follows
+    assert ending.accepts_as_consequence(error) == follows
     of_peers = isinstance(error, PeerError) or kind in ("several", "one error twice")
     assert ending.raised_after_stop is (error if follows and not of_peers else None)
 
@@ -162,16 +162,16 @@ def test_consequences_of_a_stop_or_an_interrupt_are_no_failures(kind: str, befor
 def test_an_interrupted_world_that_is_stopped_has_consequences_of_both() -> None:
     ending = ending_in(INTERRUPTED)
     ending.stop("made no progress")
-    assert ending.absorbs(ended(3))
-    assert ending.absorbs(ended())
-    assert not ending.absorbs(ended(2))
+    assert ending.accepts_as_consequence(ended(3))
+    assert ending.accepts_as_consequence(ended())
+    assert not ending.accepts_as_consequence(ended(2))
 
 
 def test_only_the_first_own_error_after_a_stop_is_kept() -> None:
     ending = ending_in(STOPPED)
     errors = [raised(ValueError(str(number)), cause=ended()) for number in range(2)]
-    assert ending.absorbs(ended())
-    assert all(map(ending.absorbs, errors))
+    assert ending.accepts_as_consequence(ended())
+    assert all(map(ending.accepts_as_consequence, errors))
     assert ending.raised_after_stop is errors[0]
 
 

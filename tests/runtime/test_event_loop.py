@@ -225,7 +225,7 @@ def test_where_it_has_not_helped_lately_it_looks_once() -> None:
         poll_wires({7: Bringing(set(), patience)}, lambda: False, longest_s=FOR_EVER_S, long_turn_s=FOR_EVER_S)
     wire = Bringing(set(), patience)
     poll_wires({7: wire}, lambda: False, longest_s=FOR_EVER_S, long_turn_s=FOR_EVER_S)
-    assert (wire.looks, patience.take()) == (1, 0.0)
+    assert (wire.looks, patience.next_poll_s()) == (1, 0.0)
 
 
 def test_however_much_comes_others_have_their_turn() -> None:
@@ -237,7 +237,7 @@ def test_however_much_comes_others_have_their_turn() -> None:
 def test_who_has_to_wait_long_for_the_core_looks_no_more_for_a_while() -> None:
     patience = Patience(FOR_EVER_S)
     poll_wires({7: Bringing(set(), patience)}, lambda: False, longest_s=FOR_EVER_S, long_turn_s=0.0)
-    assert patience.take() == 0.0
+    assert patience.next_poll_s() == 0.0
 
 
 def test_who_leaves_a_shared_core_looks_on_at_the_next() -> None:
@@ -266,7 +266,7 @@ def test_the_time_of_what_comes_is_no_turn_of_another_task(monkeypatch: pytest.M
     wire = SlowWire({3}, patience, {3: 0.005})
     monkeypatch.setattr(polling, "perf_counter", lambda: wire.now_s)
     poll_wires({7: wire}, lambda: wire.looks == 10, longest_s=FOR_EVER_S, long_turn_s=0.001)
-    assert (wire.looks, patience.take()) == (10, 1.0)
+    assert (wire.looks, patience.next_poll_s()) == (10, 1.0)
 
 
 def test_the_time_of_a_look_is_none_in_which_others_need_the_core(monkeypatch: pytest.MonkeyPatch) -> None:

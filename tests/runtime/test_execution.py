@@ -17,13 +17,13 @@ from trio.testing import wait_all_tasks_blocked
 import overlap
 from overlap.collectives import Buffer, Extent, Op, Program, Schedule, Step, StepKind, generate, project_all
 from overlap.collectives.generators import GENERATORS, fits
-from overlap.collectives.reduce import reducer
+from overlap.collectives.reduce import find_reducer
 from overlap.collectives.slicing import slice_long_messages
 from overlap.runtime.backend import Backend
 from overlap.runtime.engine import arithmetic, execution, programs
-from overlap.runtime.engine.arithmetic import apply
+from overlap.runtime.engine.arithmetic import apply_step
 from overlap.runtime.engine.execution import Execution
-from overlap.runtime.engine.laid_out import AHEAD, LaidOut, LaidStep, lay_out
+from overlap.runtime.engine.laid_out import AHEAD, LaidOutProgram, LaidOutStep, lay_out_program
 from overlap.runtime.engine.layout import BufferLayout, Buffers
 from overlap.runtime.engine.workers import Workers
 from transports import Wire
@@ -54,7 +54,7 @@ def test_every_collective(kind: str, begun: list[Execution]) -> None:
     todo = list(cases(kind, 4))
     check_world(todo, run_far(issue_all, 4, 1, todo, wires=by_sockets))
     assert begun
-    assert not any(run._running for run in begun)
+    assert not any(run._running_steps for run in begun)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_when_a_rank_raises_nothing_stays_under_way(step: int, begun: list[Execu
 
     outcomes = run_far(main, 3, 1, wires=by_sockets)
     assert [type(outcome) for outcome in outcomes] == [overlap.RankFailedError] * 3
-    assert not any(run._running for run in begun)
+    assert not any(run._running_steps for run in begun)
     assert all(array.flags.writeable for mine in arrays for array in mine)
 
 
@@ -184,7 +184,7 @@ def test_when_a_process_is_lost_nothing_stays_under_way(step: int, begun: list[E
 
     outcomes = run_far(main, 3, 1, wires=by_sockets, nemesis=lose)
     assert all(isinstance(outcome, overlap.RankFailedError) for outcome in outcomes)
-    assert not any(run._running for run in begun)
+    assert not any(run._running_steps for run in begun)
     assert all(array.flags.writeable for mine in arrays for array in mine)
 
 
@@ -193,7 +193,7 @@ async def test_a_program_that_is_given_up_waits_for_its_pieces(monkeypatch: pyte
     gate, told = threading.Event(), list[BaseException | None]()
     monkeypatch.setattr(arithmetic, "INLINE_BYTES", 0)
     monkeypatch.setattr(arithmetic, "PIECE_BYTES", 800)
-    monkeypatch.setattr(arithmetic, "apply", lambda *_: gate.wait(TIMEOUT_S))
+    monkeypatch.setattr(arithmetic, "apply_step", lambda *_: gate.wait(TIMEOUT_S))
     run, workers = _copying(1000)
     async with trio.open_nursery() as nursery:
         assert not run(nursery).begin(told.append)
@@ -212,7 +212,7 @@ async def test_a_program_gets_the_error_of_its_pieces(monkeypatch: pytest.Monkey
     told = list[BaseException | None]()
     monkeypatch.setattr(arithmetic, "INLINE_BYTES", 0)
     monkeypatch.setattr(arithmetic, "PIECE_BYTES", 8)
-    monkeypatch.setattr(arithmetic, "apply", boom)
+    monkeypatch.setattr(arithmetic, "apply_step", boom)
     run, workers = _copying(3)
     async with trio.open_nursery() as nursery:
         assert not run(nursery).begin(told.append)
@@ -228,13 +228,13 @@ def _copying(size: int) -> tuple[Callable[[trio.Nursery], Execution], Workers]:
     step = Step(StepKind.LOCAL, Op.MOVE, 0, 0, Extent(Buffer.IN, 0, 1), Extent(Buffer.OUT, 0, 1), None, ())
     layout = BufferLayout(size, 1, None, 1)
     buffers = Buffers((np.ones(size), np.zeros(size), np.empty(0)), layout)
-    laid = lay_out(Program(0, ((), (step,))), buffers, [0])
+    laid = lay_out_program(Program(0, ((), (step,))), buffers, [0])
 
     @cache
     def run(nursery: trio.Nursery) -> Execution:
         token = trio.lowlevel.current_trio_token()
-        station = execution.Station(wires={}, workers=workers, token=token, thread=get_ident())
-        return Execution(laid, buffers, station, tag=0, priority=0, spawn=nursery.start_soon)
+        resources = execution.ProgramResources(wires={}, workers=workers, token=token, thread=get_ident())
+        return Execution(laid, buffers, resources, tag=0, priority=0, spawn=nursery.start_soon)
 
     return run, workers
 
@@ -244,7 +244,7 @@ def _copying(size: int) -> tuple[Callable[[trio.Nursery], Execution], Workers]:
 _Lane: TypeAlias = tuple[int, int, int]
 
 BLOCK = 70  # so large that two slices are
-REDUCER = reducer("sum", np.dtype(np.int64))
+REDUCER = find_reducer("sum", np.dtype(np.int64))
 ALGORITHMS = [name for name in GENERATORS["all_reduce"] if fits(name, 4)]
 
 
@@ -258,40 +258,40 @@ class Message:
 class Rank:
     """One that takes two turns for each step beside that in which it begins: one for each half of the bytes."""
 
-    def __init__(self, laid: LaidOut, buffers: Buffers, wires: dict[_Lane, list[Message]]) -> None:
+    def __init__(self, laid: LaidOutProgram, buffers: Buffers, wires: dict[_Lane, list[Message]]) -> None:
         self.laid, self.buffers, self.wires = laid, buffers, wires
         self.before_begin, self.before_work = list(laid.before_begin), list(laid.before_work)
         self.to_begin = list(laid.first)
-        self.running: dict[LaidStep, int] = {}  # turns they have had
-        self.place: dict[LaidStep, tuple[_Lane, int]] = {}  # of messages
+        self.running: dict[LaidOutStep, int] = {}  # turns they have had
+        self.place: dict[LaidOutStep, tuple[_Lane, int]] = {}  # of messages
         self.begun: Counter[_Lane] = Counter()
         self.heard, self.unended = {laid.rank}, len(laid.steps)
 
-    def able(self) -> list[LaidStep]:
+    def able(self) -> list[LaidOutStep]:
         return self.to_begin + [
             step
             for step in self.running
             if not self.before_work[step.number] and (not step.receives or self.message(step).left)
         ]
 
-    def message(self, step: LaidStep) -> Message:
+    def message(self, step: LaidOutStep) -> Message:
         lane, index = self.place[step]
         there = self.wires[lane]
         return there[index] if index < len(there) else Message(np.empty(0), set())
 
-    def take_turn(self, step: LaidStep) -> None:
+    def take_turn(self, step: LaidOutStep) -> None:
         if step not in self.running:
             self.begin(step)
             return
         turn = self.running[step]
-        start, stop = self.laid.layout.bounds(step.step.dst)
+        start, stop = self.laid.layout.element_range(step.step.dst)
         half = (stop - start) // 2
         self.move(step, slice(half, None) if turn else slice(half))
         self.running[step] += 1
         if turn == 1:
             self.end(step)
 
-    def begin(self, step: LaidStep) -> None:
+    def begin(self, step: LaidOutStep) -> None:
         self.to_begin.remove(step)
         if step.leads:
             self.let_begin([step.number + 1])
@@ -302,16 +302,16 @@ class Rank:
             self.wires[lane].append(Message(self.buffers.view(step.step.src), self.heard))
         self.begun[lane] += step.sends or step.receives
 
-    def move(self, step: LaidStep, half: slice) -> None:
+    def move(self, step: LaidOutStep, half: slice) -> None:
         source = self.message(step).bytes if step.receives else self.buffers.view(step.step.src)
         if step.sends:
             self.message(step).bytes[half] = source[half]
             return
         target = self.buffers.view(step.step.dst)
         base = target if step.step.base is None else self.buffers.view(step.step.base)
-        apply(step.step, self.laid.layout, self.laid.rank, source[half], base[half], target[half])
+        apply_step(step.step, self.laid.layout, self.laid.rank, source[half], base[half], target[half])
 
-    def end(self, step: LaidStep) -> None:
+    def end(self, step: LaidOutStep) -> None:
         del self.running[step]
         self.unended -= 1
         if step.sends:
@@ -340,7 +340,7 @@ def ranks_of(schedule: Schedule, *, shared: bool, blank: bool = False) -> list[R
             given = out = scratch[:BLOCK]
         given[:] = 1 << program.rank
         buffers = Buffers((given, out, scratch), layout)
-        ranks.append(Rank(lay_out(program, buffers, range(schedule.size), blank=blank), buffers, wires))
+        ranks.append(Rank(lay_out_program(program, buffers, range(schedule.size), blank=blank), buffers, wires))
     return ranks
 
 
@@ -395,6 +395,6 @@ def test_receives_are_posted_so_far_ahead() -> None:
     assert (laid.before_begin, laid.first) == ((0, *[1] * (AHEAD - 1), 2, 2), laid.steps[:1])
 
 
-def lay(receives: list[Step]) -> LaidOut:
+def lay(receives: list[Step]) -> LaidOutProgram:
     arrays = (np.zeros(100), np.zeros(100), np.zeros(100))
-    return lay_out(Program(0, ((), tuple(receives))), Buffers(arrays, BufferLayout(1, 1, REDUCER, 3)), range(3))
+    return lay_out_program(Program(0, ((), tuple(receives))), Buffers(arrays, BufferLayout(1, 1, REDUCER, 3)), range(3))

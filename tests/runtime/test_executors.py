@@ -112,13 +112,13 @@ WORLDS: dict[str, tuple[int, int, dict[str, Any], dict[str, set[str]]]] = {
 def made(monkeypatch: pytest.MonkeyPatch) -> Made:
     """Plans that are made, and for which rank."""
     made: Made = []
-    choose = RealEngine.plan
+    choose = RealEngine.make_plan
 
     def plan(self: RealEngine, communicator: Communicator, call: Call, operation: Operation) -> CallPlan:
         made.append((operation.context.rank, choose(self, communicator, call, operation)))
         return made[-1][1]
 
-    monkeypatch.setattr(RealEngine, "plan", plan)
+    monkeypatch.setattr(RealEngine, "make_plan", plan)
     return made
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import overlap
 from overlap import UsageError
-from overlap.runtime.memory.foreign import as_input, as_output
+from overlap.runtime.memory.foreign import as_input_array, as_output_array
 from tests.errors import error_of
 
 from .worlds import run
@@ -69,11 +69,11 @@ def test_input_and_output_without_a_copy(maker: str, path: str) -> None:
         rank.send(x, rank.rank)
         return [
             result is out,
-            as_input(out).tolist(),
+            as_input_array(out).tolist(),
             in_place is x,
-            as_input(x).tolist(),
+            as_input_array(x).tolist(),
             await rank.recv(received, rank.rank) is received,
-            as_input(received).tolist(),
+            as_input_array(received).tolist(),
         ]
 
     assert run(main, 2, path=path) == [[True, [2.0, 4.0], True, [2.0, 4.0], True, [2.0, 4.0]]] * 2
@@ -119,7 +119,7 @@ REFUSED: list[tuple[object, str]] = [
 @pytest.mark.parametrize(("value", "message"), REFUSED)
 def test_what_cannot_be_written_is_refused(value: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        as_output(value, "out")
+        as_output_array(value, "out")
 
 
 def test_masked_arrays_are_refused() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import overlap
 from overlap import UsageError
-from overlap.config import overriding
+from overlap.config import overriding_config
 from overlap.timeline.spans import Timeline
 
 from .permuted import KINDS, main
@@ -232,7 +232,7 @@ def test_a_split_is_issued_where_the_program_asks_for_it() -> None:
         await rank.split(0)
 
     seen: list[Timeline] = []
-    with overriding(watcher=seen.append):
+    with overriding_config(watcher=seen.append):
         run(main, 2)
     line = main.__code__.co_firstlineno + 1
     sites = {span.info.call_site for span in seen[0].spans if span.info}

@@ -365,7 +365,7 @@ def test_handlers_of_signals_are_restored_at_each_line() -> None:
     for line in (line for line in passed if linecache.getline(*line).strip() != "try:"):  # Python handles none there
         Tracer(line, 1).run(program)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, line
-        assert (signals._active, signals._live_worlds) == ([], []), line
+        assert (signals._installed_handlers, signals._live_worlds) == ([], []), line
 
 
 @pytest.mark.slow

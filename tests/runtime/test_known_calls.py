@@ -50,7 +50,7 @@ def test_only_calls_that_were_made_before_are_not_matched(
     name: str, taken: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # or who is told of a call, as after a while, compares it
-    monkeypatch.setattr(ControlPlane, "send_wait", lambda *report: None)
+    monkeypatch.setattr(ControlPlane, "send_waiting_call", lambda *report: None)
 
     over = trio.Event()
 
@@ -122,14 +122,14 @@ def test_who_comes_to_a_rank_that_has_finished_is_told() -> None:
 
 def test_an_operation_that_cannot_begin_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is wrong with it is told to all, and the next one goes on alike."""
-    laid = Compiled.lay_out
+    laid = Compiled.lay_out_on_arrays
 
-    def lay_out(self: Compiled, operation: overlap.CollectiveFuture) -> object:
+    def lay_out_on_arrays(self: Compiled, operation: overlap.CollectiveFuture) -> object:
         if operation.seq == BEFORE and operation.group.rank == 1:
             raise MemoryError("none left")
         return laid(self, operation)
 
-    monkeypatch.setattr(Compiled, "lay_out", lay_out)
+    monkeypatch.setattr(Compiled, "lay_out_on_arrays", lay_out_on_arrays)
     came = trio.Event()
 
     async def main(rank: overlap.Rank) -> float:

@@ -161,7 +161,7 @@ def test_messages_that_meet_need_no_report(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A message carries its call, so what ranks report after a while is not waited for."""
-    monkeypatch.setattr(ControlPlane, "send_wait", lambda *report: None)
+    monkeypatch.setattr(ControlPlane, "send_waiting_call", lambda *report: None)
     monkeypatch.setattr(Communicators, "ask_others", lambda *report: None)
 
     async def main(rank: overlap.Rank) -> str:

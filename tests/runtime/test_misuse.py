@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import overlap
 from overlap import UsageError, parallel
 from overlap.errors import shorten_line
-from overlap.ranklist import listed, parse_rank_list
+from overlap.ranklist import format_rank_list, parse_rank_list
 from tests.errors import error_of
 
 from .worlds import failure_of, run
@@ -236,12 +236,12 @@ def test_a_name_of_another_room_is_told() -> None:
 
 @given(st.lists(st.integers(0, 30), min_size=1))
 def test_lists_read_back_in_their_order(ranks):
-    assert parse_rank_list(listed(ranks)) == tuple(ranks)
+    assert parse_rank_list(format_rank_list(ranks)) == tuple(ranks)
 
 
 def test_runs_are_shortened():
-    assert listed([0, 1, 2, 5, 7, 8, 3]) == "0-2, 5, 7-8, 3"
-    assert listed([]) == ""
+    assert format_rank_list([0, 1, 2, 5, 7, 8, 3]) == "0-2, 5, 7-8, 3"
+    assert format_rank_list([]) == ""
 
 
 @pytest.mark.parametrize("text", ["", "a", "1,", "-1", "2-", "3-1", "1 2", "\u0663", "1-2-3"])

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 import overlap
-from overlap.runtime.checking import first_not_finite
+from overlap.runtime.checking import first_not_finite_index
 from tests.errors import error_from
 
 from .companies import run_far
@@ -124,26 +124,26 @@ def test_every_type_that_can_say_it(dtype: np.dtype[np.generic]) -> None:
 
     for place in (0, 6, 99_999):
         x = np.ones(100_000, dtype)
-        assert first_not_finite(x) is None
+        assert first_not_finite_index(x) is None
         x[place] = np.array(np.nan).astype(dtype)
-        assert first_not_finite(x) == place
-        assert first_not_finite(x[place : place + 1]) == 0
+        assert first_not_finite_index(x) == place
+        assert first_not_finite_index(x[place : place + 1]) == 0
     failure = failure_of(overlap.run, main, x, ranks=2, timeout_s=TIMEOUT_S, check="nan")
     assert isinstance(failure.cause, overlap.NonFiniteError)
     assert f"element [99999] of {dtype.name} (100000,) is " in str(failure)
-    assert first_not_finite(np.ones(0, dtype)) is None
+    assert first_not_finite_index(np.ones(0, dtype)) is None
 
 
 @pytest.mark.parametrize("dtype", OTHERS, ids=str)
 def test_types_that_cannot_say_it_are_not_looked_at(dtype: np.dtype[np.generic]) -> None:
-    assert first_not_finite(np.arange(3).astype(dtype)) is None
+    assert first_not_finite_index(np.arange(3).astype(dtype)) is None
 
 
 def test_infinities_and_either_part_of_a_complex_number() -> None:
-    assert first_not_finite(np.array([1, np.inf])) == 1
-    assert first_not_finite(np.array([[0, 1], [2, -np.inf]], np.float16)) == 3
-    assert first_not_finite(np.array([1, 1 + 1j * np.nan], np.complex64)) == 1
-    assert first_not_finite(np.array([np.inf], ml_dtypes.float8_e5m2)) == 0
+    assert first_not_finite_index(np.array([1, np.inf])) == 1
+    assert first_not_finite_index(np.array([[0, 1], [2, -np.inf]], np.float16)) == 3
+    assert first_not_finite_index(np.array([1, 1 + 1j * np.nan], np.complex64)) == 1
+    assert first_not_finite_index(np.array([np.inf], ml_dtypes.float8_e5m2)) == 0
 
 
 OPERATIONS: dict[str, Callable[[R, Array], object]] = {

@@ -207,7 +207,7 @@ def test_a_record_arrives_with_all_its_fields(kind: type[Any], travel: Callable[
 
 
 def config() -> RunConfig:
-    return RunConfig.given(
+    return RunConfig.from_values(
         ranks=4, trace=Path("run.json"), cluster=topology.cluster("trn1.32xlarge", nodes=2), nnodes=4,
         rails=("eth0", "eth1"), timeout_s=2.5, check="nan", virtual=overlap.Virtual(conditions=overlap.Conditions()),
     )  # fmt: skip

@@ -189,7 +189,7 @@ def test_a_held_receive_is_done_at_the_first_look_once_its_message_is_there(src:
 
 
 def test_a_lane_in_use_keeps_its_numbers_where_those_of_others_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("overlap.runtime.inbox._NUMBERED", 4)
+    monkeypatch.setattr("overlap.runtime.inbox._MOST_IDLE_LANES", 4)
 
     async def main(rank: overlap.Rank) -> list[int]:
         async def message(tag: int) -> int:

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 import overlap
-from overlap.config import overriding
+from overlap.config import overriding_config
 from tests.errors import error_of
 
 from .worlds import TIMEOUT_S, failure_of
@@ -72,7 +72,7 @@ def test_what_a_task_issues_is_of_the_step_in_which_it_was_spawned():
         await rank.barrier()
 
     seen = []
-    with overriding(watcher=seen.append):
+    with overriding_config(watcher=seen.append):
         run(main)
     steps = {(span.name, span.step) for span in seen[0].spans if span.kind == "comm"}
     assert steps == {("of the task", 0), ("of the program", 1), ("barrier", None)}
@@ -88,7 +88,7 @@ def test_a_world_within_a_step_of_another_has_steps_of_its_own():
         with rank.step(7):
             await trio.to_thread.run_sync(lambda: overlap.run(inner, ranks=1, timeout_s=TIMEOUT_S))
 
-    with overriding(watcher=seen.append):
+    with overriding_config(watcher=seen.append):
         run(main, 1)
     assert {span.step for timeline in seen for span in timeline.spans if span.kind == "comm"} == {None}
 

@@ -11,9 +11,9 @@ import trio
 
 import overlap
 from overlap.runtime.backend import RealBackend
-from overlap.runtime.forms import pack_form, parse_form, text_of, unpack_form
-from overlap.runtime.transfer import read_tree
-from overlap.runtime.trees import message_of
+from overlap.runtime.forms import pack_form, parse_form, sendable_form, unpack_form
+from overlap.runtime.transfer import read_tree_message
+from overlap.runtime.trees import make_tree_message
 from tests.errors import error_from, error_of
 
 from .companies import FAR, by_sockets, run_far, world
@@ -360,13 +360,13 @@ def test_a_form_that_nobody_can_have_sent_is_refused(text: str) -> None:
 
 def test_a_tree_is_read_from_its_message_and_nonsense_is_refused() -> None:
     arrays = RealBackend()
-    message, data, form = message_of({"w": np.arange(3.0), "b": [np.ones(1, np.int8)]}, arrays)
-    called, found = read_tree(message)
+    message, data, form = make_tree_message({"w": np.arange(3.0), "b": [np.ones(1, np.int8)]}, arrays)
+    called, found = read_tree_message(message)
     assert (called.form, found.tobytes()) == (form, data.tobytes())
-    assert message_of(np.ones(2, np.complex128), arrays)[1].ctypes.data % 16 == 0
+    assert make_tree_message(np.ones(2, np.complex128), arrays)[1].ctypes.data % 16 == 0
     for nonsense in (message[:-1], message[:5], message[8:], np.full(64, 255, np.uint8), message[:0]):
         with pytest.raises((overlap.OverlapError, ValueError)):
-            read_tree(nonsense)
+            read_tree_message(nonsense)
 
 
 def test_a_form_that_unpacks_to_more_than_any_is_cut() -> None:
@@ -391,10 +391,10 @@ def test_a_form_travels_that_packs_into_half_a_control_message(nbytes: int, trav
     key = random.Random(1).randbytes(nbytes).hex()
     tree, leaves = {key: np.zeros(1)}, [np.zeros(1)]
     if travels:
-        assert unpack_form(pack_form(text_of(tree, leaves))) == repr({key: "float64 (1,)"})
+        assert unpack_form(pack_form(sendable_form(tree, leaves))) == repr({key: "float64 (1,)"})
     else:
         with pytest.raises(overlap.UsageError, match=r"^x: a tree of 1 arrays is too large for one message; send its"):
-            text_of(tree, leaves)
+            sendable_form(tree, leaves)
 
 
 @pytest.mark.parametrize("way", ["by_sockets", "by_shared_memory"])

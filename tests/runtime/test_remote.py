@@ -84,10 +84,10 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     found = list[tuple[int, int]]()
 
     class Listening(ControlPlane):
-        def _send(self, event: RankEvent) -> None:
+        def _send_event(self, event: RankEvent) -> None:
             if isinstance(event, Waits):
                 found.append((event.rank, event.seq))
-            super()._send(event)
+            super()._send_event(event)
 
     monkeypatch.setattr(companies, "ControlPlane", Listening)
     monkeypatch.setattr(control, "_WATCH_S", 3600.0)

@@ -104,14 +104,14 @@ def test_calls_that_agree_are_reported_and_fail_nothing(wires: Wires) -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of operations whose call processes ask for; that others wait for long is reported to nobody."""
     seqs: list[int] = []
-    send = ControlPlane.send_wait
+    send = ControlPlane.send_waiting_call
 
     def seen(self: ControlPlane, of: History, seq: int, call: RankCall) -> None:
         seqs.append(seq)
         send(self, of, seq, call)
 
-    monkeypatch.setattr(ControlPlane, "send_wait", seen)
-    monkeypatch.setattr(Communicator, "ask", lambda *_: None)
+    monkeypatch.setattr(ControlPlane, "send_waiting_call", seen)
+    monkeypatch.setattr(Communicator, "ask_about_waits", lambda *_: None)
     return seqs
 
 

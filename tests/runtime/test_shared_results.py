@@ -13,7 +13,7 @@ import trio
 import overlap
 from overlap import CollectiveMismatchError, RemoteError, UsageError
 from overlap.parallel import Adam, Sharded
-from overlap.runtime.memory.arrays import held, read_only
+from overlap.runtime.memory.arrays import array_in_loan, as_read_only
 from tests.errors import error_of
 from transports.shared_memory.engine import BUILT
 
@@ -189,7 +189,7 @@ def test_what_cannot_be_meant(kwargs: dict[str, Any], message: str) -> None:
 def test_arrays_in_borrowed_memory() -> None:
     dropped = list[int]()
     memory = bytearray(range(8))
-    array = held(memoryview(memory).toreadonly(), (2, 2), np.dtype(np.int16), lambda: dropped.append(1))
+    array = array_in_loan(memoryview(memory).toreadonly(), (2, 2), np.dtype(np.int16), lambda: dropped.append(1))
     views = [array.T[:1], memoryview(array), np.asarray(array).reshape(-1).view(np.uint8), array[0, 1:]]
     assert array.tobytes() == bytes(memory)
     del array
@@ -201,7 +201,7 @@ def test_arrays_in_borrowed_memory() -> None:
 
 def test_read_only_arrays_stay_so() -> None:
     for array in (np.ones(3), np.ones((2, 3), np.float16), np.ones(()), np.ones(0)):
-        closed = read_only(array)
+        closed = as_read_only(array)
         assert (closed.dtype, closed.shape) == (array.dtype, array.shape)
         assert closed.tobytes() == array.tobytes()
         assert not closed.flags.writeable

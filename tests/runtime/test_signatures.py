@@ -16,14 +16,14 @@ import overlap
 from overlap.collectives.call import Call, call
 from overlap.collectives.kinds import Collective
 from overlap.processes.control import ControlPlane
-from overlap.processes.wire import Failed, MemberNotice, RankEvent, encode_body
+from overlap.processes.wire import Failed, MemberNotice, RankEvent, encode_message
 from overlap.runtime.blame.views import find_stall
 from overlap.runtime.forms import pack_form
-from overlap.runtime.signature import fingerprint, parse, signature_of
+from overlap.runtime.signature import fingerprint, parse_signature, signature_of
 from overlap.runtime.world import World
 from transports.matching.protocol import ProtocolError
 from transports.signature import TEXT_BYTES
-from transports.signature import parts_agree as agree
+from transports.signature import fingerprints_agree as agree
 
 from .companies import Company, run_far
 
@@ -67,7 +67,7 @@ OPEN = [
 def test_a_signature_comes_back_from_its_text(call: Call) -> None:
     signature = signature_of(call, "models/train.py:41")
     assert len(signature.text) <= TEXT_BYTES
-    again = parse(signature.text, signature.fingerprint)
+    again = parse_signature(signature.text, signature.fingerprint)
     assert again.call is not None
     assert again.call.key == call.key
     assert (again.what, again.site, again.fingerprint) == (str(call), "models/train.py:41", signature.fingerprint)
@@ -78,7 +78,7 @@ def test_all_kinds_have_a_text() -> None:
         rooted = _call(
             kind.value, "sum" if kind.traits.reduces else None, F32, (4, 4), 4, 0, ((0, 1),) * (kind.name == "PERMUTE")
         )
-        again = parse(signature_of(rooted, "a.py:1").text).call
+        again = parse_signature(signature_of(rooted, "a.py:1").text).call
         assert again is not None
         assert again.key == rooted.key
 
@@ -87,7 +87,7 @@ def test_a_place_in_code_is_a_line_of_its_file() -> None:
     code = test_a_place_in_code_is_a_line_of_its_file.__code__
     signature = signature_of(BASE, (code, 0))
     assert signature.site.endswith(f"test_signatures.py:{code.co_firstlineno}")
-    assert parse(signature.text).site.endswith(signature.site[-20:])
+    assert parse_signature(signature.text).site.endswith(signature.site[-20:])
     assert signature_of(BASE, (code, 0)) is signature
     assert signature_of(BASE, (code, 2)) is not signature
 
@@ -105,7 +105,7 @@ def test_a_place_in_code_is_a_line_of_its_file() -> None:
 def test_the_text_of_a_long_call_has_its_beginning(long: Call) -> None:
     signature = signature_of(long, "a/long/way/" * 20 + "train.py:123456")
     assert len(signature.text) <= TEXT_BYTES
-    again = parse(signature.text, signature.fingerprint)
+    again = parse_signature(signature.text, signature.fingerprint)
     assert again.call is None
     assert again.what[:20] == str(long)[:20]
     assert again.what.endswith(" ...")
@@ -114,7 +114,7 @@ def test_the_text_of_a_long_call_has_its_beginning(long: Call) -> None:
 
 
 def test_the_end_of_a_long_path_travels() -> None:
-    again = parse(signature_of(BASE, "über/" * 40 + "train.py:7").text)
+    again = parse_signature(signature_of(BASE, "über/" * 40 + "train.py:7").text)
     assert again.what == str(BASE)
     assert again.site.endswith("über/train.py:7")
 
@@ -141,23 +141,23 @@ def test_plain_memory_agrees_with_each_shape_of_as_many_elements() -> None:
     assert flat.agrees(fingerprint(_call("send/recv", None, F32, (2, 3))))
     assert not flat.agrees(fingerprint(_call("send/recv", None, F32, (7,))))
     assert not flat.agrees(fingerprint(_call("send/recv", None, F64, (6,))))
-    assert parse(flat.text, flat.fingerprint).flat
+    assert parse_signature(flat.text, flat.fingerprint).flat
 
 
 def test_a_text_that_lies_is_refused() -> None:
     good = signature_of(CALLS[6], "train.py:41")
     with pytest.raises(ProtocolError, match="it has 89 bytes, and 88 are the most"):
-        parse(good.text + b"x" * (TEXT_BYTES + 1 - len(good.text)))
+        parse_signature(good.text + b"x" * (TEXT_BYTES + 1 - len(good.text)))
     with pytest.raises(ProtocolError, match="has the fingerprint"):
-        parse(good.text, fingerprint(BASE))
+        parse_signature(good.text, fingerprint(BASE))
     with pytest.raises(ProtocolError, match="collective kind 77"):
-        parse(good.text[:1] + b"\x4d" + good.text[2:])
+        parse_signature(good.text[:1] + b"\x4d" + good.text[2:])
     with pytest.raises(ProtocolError, match="Expected `bool`, got `int`"):
-        parse(good.text[:2] + b"\xff" + good.text[3:])
+        parse_signature(good.text[:2] + b"\xff" + good.text[3:])
     with pytest.raises(ProtocolError, match="Expected `int` >= 0"):
-        parse(good.text[:4] + b"\xff" * 40)
+        parse_signature(good.text[:4] + b"\xff" * 40)
     with pytest.raises(ProtocolError, match="Expected `int` <= "):
-        parse(good.text[:4] + b"\xcf" + b"\xff" * 40)
+        parse_signature(good.text[:4] + b"\xcf" + b"\xff" * 40)
 
 
 def test_no_text_of_any_bytes_raises_anything_else() -> None:
@@ -169,7 +169,7 @@ def test_no_text_of_any_bytes_raises_anything_else() -> None:
         for _ in range(random_bytes.randrange(4)):
             text[random_bytes.randrange(len(text))] = random_bytes.randrange(256)
         try:
-            found = parse(bytes(text[: random_bytes.randrange(TEXT_BYTES + 2)]))
+            found = parse_signature(bytes(text[: random_bytes.randrange(TEXT_BYTES + 2)]))
         except ProtocolError:
             refused += 1
         else:
@@ -181,7 +181,7 @@ def test_no_text_of_any_bytes_raises_anything_else() -> None:
 @pytest.mark.parametrize("length", range(12))
 def test_a_text_that_is_cut_is_refused(length: int) -> None:
     with pytest.raises(ProtocolError, match="truncated"):
-        parse(signature_of(CALLS[6], "train.py:41").text[:length])
+        parse_signature(signature_of(CALLS[6], "train.py:41").text[:length])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def events(kind: type[RankEvent], channels: list[int]) -> st.SearchStrategy[Rank
 @pytest.mark.parametrize("kind", get_args(RankEvent), ids=lambda kind: kind.__name__)
 def test_it_is_acted_upon_or_its_sender_is_named(kind: type[RankEvent], monkeypatch: pytest.MonkeyPatch) -> None:
     planes, blamed = list[ControlPlane](), list[tuple[int, BaseException]]()
-    attached = ControlPlane.attach
+    attached = ControlPlane.exchange_reports
 
     def known(plane: ControlPlane, world: World) -> Any:
         planes.append(plane)
@@ -242,8 +242,8 @@ def test_it_is_acted_upon_or_its_sender_is_named(kind: type[RankEvent], monkeypa
 
     def hear(here: ControlPlane, event: RankEvent) -> None:
         blamed.clear()
-        here._handle_notice(MemberNotice(1, encode_body(event)))
-        find_stall(here.quiet(), RANKS)  # whatever it is told of
+        here._handle_notice(MemberNotice(1, encode_message(event)))
+        find_stall(here.quiet_views(), RANKS)  # whatever it is told of
         for culprit, cause in blamed:
             if isinstance(event, Failed) and 0 <= event.culprit < RANKS:
                 assert culprit == event.culprit
@@ -267,7 +267,7 @@ def test_it_is_acted_upon_or_its_sender_is_named(kind: type[RankEvent], monkeypa
         over.set()
 
     begun, over = trio.Event(), trio.Event()
-    monkeypatch.setattr(ControlPlane, "attach", known)
+    monkeypatch.setattr(ControlPlane, "exchange_reports", known)
     monkeypatch.setattr(World, "end_by_culprit", blame)
     monkeypatch.setattr(World, "stop", lambda world, reason: None)
     run_far(main, 2, 2, nemesis=nemesis)

@@ -68,17 +68,17 @@ def test_results_are_right_however_often_a_row_is_used(processes: int) -> None:
 
 
 def test_who_comes_last_and_cannot_end_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    fit = CollectiveFuture.fit
+    prepare_result = CollectiveFuture.prepare_result
 
     def short_of_memory(operation: CollectiveFuture[Any], pattern: Call) -> None:
         if operation.context.rank == 1 and operation.name == "last":
             raise MemoryError("no more")
-        fit(operation, pattern)
+        prepare_result(operation, pattern)
 
     async def main(rank: overlap.Rank) -> str:
         for _ in range(2):
             await rank.all_reduce(np.ones(2))
-        monkeypatch.setattr(CollectiveFuture, "fit", short_of_memory)
+        monkeypatch.setattr(CollectiveFuture, "prepare_result", short_of_memory)
         try:
             total = await rank.all_reduce(np.ones(2), name="last")
         except MemoryError as error:

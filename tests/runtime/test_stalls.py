@@ -9,7 +9,7 @@ import trio
 from msgspec.structs import replace
 
 from overlap.processes.control import ControlPlane
-from overlap.processes.wire import BODY_LIMIT_BYTES, MessageError, Quiet, cut_views, decode, encode_body
+from overlap.processes.wire import BODY_LIMIT_BYTES, MessageError, Quiet, cut_views, decode_message, encode_message
 from overlap.runtime.backend import RealBackend
 from overlap.runtime.blame import stall as stall_watch
 from overlap.runtime.blame.reports import Reports
@@ -89,15 +89,15 @@ class Rank:
 class Others:
     """The other processes."""
 
-    def __init__(self, *, speaks: bool, quiet: Mapping[int, RankView]) -> None:
-        self.speaks, self._quiet = speaks, quiet
+    def __init__(self, *, reports_for_all: bool, quiet: Mapping[int, RankView]) -> None:
+        self.reports_for_all, self._quiet = reports_for_all, quiet
         self.told: list[list[int]] = []
 
     def send_quiet(self, views: object) -> None:
         assert isinstance(views, list)
         self.told.append([view.rank for view in views])
 
-    def quiet(self) -> Mapping[int, RankView]:
+    def quiet_views(self) -> Mapping[int, RankView]:
         return self._quiet
 
 
@@ -119,10 +119,10 @@ class Times:
     def go_by(self, seconds: int, delay_s: float = 0.0) -> None:
         """Let time pass, in each second of which a thread waits for a processor for `delay_s`."""
         for _ in range(seconds):
-            self._watch.look()
+            self._watch.look_for_stall()
             self._now_ns += 10**9
             self.delay_ns += round(delay_s * 1e9)
-        self._watch.look()
+        self._watch.look_for_stall()
 
 
 def test_a_known_error_ends_a_world_that_can_never_go_on_soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ def test_a_limit_of_the_users_own_ends_any_stall(monkeypatch: pytest.MonkeyPatch
 
 
 def test_one_process_tells_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    others = Others(speaks=True, quiet=known(elsewhere(1)))
+    others = Others(reports_for_all=True, quiet=known(elsewhere(1)))
     times = Times(monkeypatch, waits(0, 1), others=others)
     times.go_by(11)
     assert (times.said, others.told) == ([], [[0]])  # those of the others have a moment to come
@@ -237,7 +237,7 @@ def test_one_process_tells_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_process_reports_again_when_other_ranks_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    others = Others(speaks=False, quiet={})
+    others = Others(reports_for_all=False, quiet={})
     times = Times(monkeypatch, waits(0, 1, 2), others=others)
     times.go_by(20)
     assert others.told == [[0]]
@@ -247,7 +247,7 @@ def test_a_process_reports_again_when_other_ranks_arrive(monkeypatch: pytest.Mon
 
 
 def test_the_others_only_let_it_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    others = Others(speaks=False, quiet=known(elsewhere(1)))
+    others = Others(reports_for_all=False, quiet=known(elsewhere(1)))
     times = Times(monkeypatch, waits(0, 1), others=others)
     times.go_by(100)
     assert (times.said, others.told) == ([], [[0]])
@@ -257,9 +257,9 @@ def test_the_others_only_let_it_know(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def heard(told: Sequence[RankView]) -> list[RankView]:
-    body = encode_body(Quiet(views=cut_views(told, 0)))
+    body = encode_message(Quiet(views=cut_views(told, 0)))
     assert len(body) <= BODY_LIMIT_BYTES
-    quiet = decode(body)
+    quiet = decode_message(body)
     assert isinstance(quiet, Quiet)
     return quiet.views
 
@@ -286,7 +286,7 @@ def test_long_views_are_cut() -> None:
 )
 def test_views_that_make_no_sense_are_refused(told: object) -> None:
     with pytest.raises(MessageError, match=r"^\d+ bytes that are no message of the control plane: "):
-        decode(msgspec.msgpack.encode(["Quiet", [told]]))
+        decode_message(msgspec.msgpack.encode(["Quiet", [told]]))
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -303,13 +303,13 @@ def test_an_interrupt_does_not_claim_that_ranks_can_never_go_on(hangs: bool) -> 
 class Gathering(Others):
     """Other processes that report a rank of theirs as soon as they are asked."""
 
-    async def views(self, views_here: Sequence[RankView]) -> list[RankView]:
+    async def wait_for_views(self, views_here: Sequence[RankView]) -> list[RankView]:
         await trio.lowlevel.checkpoint()
         return [*views_here, elsewhere(1)]
 
 
 def test_the_notes_of_an_interrupt_name_ranks_of_other_processes() -> None:
-    reports = Reports([], RealBackend(), cast(ControlPlane, Gathering(speaks=True, quiet={})))
+    reports = Reports([], RealBackend(), cast(ControlPlane, Gathering(reports_for_all=True, quiet={})))
     reports.stopped_views = [waits(0, 1)]
     interrupt = KeyboardInterrupt()
     trio.run(reports.add_note_to, interrupt)

@@ -7,7 +7,7 @@ import pytest
 
 import overlap
 from overlap import UsageError
-from overlap.runtime.memory.foreign import as_input, as_output
+from overlap.runtime.memory.foreign import as_input_array, as_output_array
 from tests.errors import error_from
 
 from .worlds import run
@@ -99,6 +99,6 @@ TENSORS: list[tuple[Callable[[], object], str]] = [
 @pytest.mark.parametrize(("make", "message"), TENSORS)
 def test_tensors_whose_memory_is_out_of_reach(make: Callable[[], object], message: str) -> None:
     with pytest.raises(UsageError, match="^x: cannot use the memory of this .*" + message):
-        as_input(make())
+        as_input_array(make())
     with pytest.raises(UsageError, match="^out: cannot use the memory of this .*" + message):
-        as_output(make(), "out")
+        as_output_array(make(), "out")

@@ -19,8 +19,8 @@ from trio.testing import wait_all_tasks_blocked
 import overlap
 from overlap.errors import UsageError
 from overlap.runtime import trio_private
-from overlap.runtime.blame.loop import program_places
-from overlap.threads import read_frames, without_collector
+from overlap.runtime.blame.loop import program_task_lines
+from overlap.threads import read_frames, without_garbage_collector
 from tests import interpreters
 
 from .structured import TIMEOUT_S
@@ -45,9 +45,9 @@ def hide(monkeypatch: Monkeypatch, missing: str) -> None:
 @pytest.mark.parametrize("missing", ["_ALLOW_DETERMINISTIC_SCHEDULING", "_r"])
 def test_without_the_switch_of_the_scheduler_faults_are_refused(missing: str, monkeypatch: Monkeypatch) -> None:
     monkeypatch.delattr(trio._core._run, missing)  # type: ignore[attr-defined]
-    with pytest.raises(UsageError) as refused, trio_private.task_order(Random(1)):
+    with pytest.raises(UsageError) as refused, trio_private.ordering_tasks(Random(1)):
         pass
-    reason = f"faults: the order of tasks cannot be chosen in Trio {trio.__version__}; try another version"
+    reason = f"faults: the order of tasks cannot be chosen in Trio {trio.__version__}; install Trio 0.32"
     assert str(refused.value) == reason
 
 
@@ -156,9 +156,9 @@ def test_a_nursery_that_waits_is_named_beside_its_tasks_if_it_is_not_known(monke
             nursery.start_soon(parent)
             await wait_all_tasks_blocked()
             (task,) = nursery.child_tasks
-            known = program_places(task, 0)
+            known = program_task_lines(task, 0)
             monkeypatch.setattr(trio_private, "_JOINING", ())
-            unknown = program_places(task, 0)
+            unknown = program_task_lines(task, 0)
             nursery.cancel_scope.cancel()
         return known, unknown
 
@@ -247,8 +247,8 @@ def test_a_collector_that_is_off_stays_off() -> None:
 
 
 def test_the_collector_comes_back_after_the_last_who_looks() -> None:
-    with without_collector():
-        with without_collector():
+    with without_garbage_collector():
+        with without_garbage_collector():
             pass
         assert not gc.isenabled() or sys.version_info >= (3, 12)
     assert gc.isenabled()
@@ -256,12 +256,12 @@ def test_the_collector_comes_back_after_the_last_who_looks() -> None:
 
 FORKS = """
 import gc, os, threading
-from overlap.threads import without_collector
+from overlap.threads import without_garbage_collector
 
 inside, forking = threading.Event(), threading.Event()
 
 def look():
-    with without_collector():
+    with without_garbage_collector():
         inside.set()
         forking.wait()
         for _ in range(1_000_000):  # a fork that does not wait comes in here
@@ -273,7 +273,7 @@ inside.wait()
 os.register_at_fork(before=forking.set)  # the last one that is registered is called first
 child = os.fork()
 if child == 0:
-    with without_collector():
+    with without_garbage_collector():
         pass
     os._exit(not gc.isenabled())
 thread.join()

@@ -11,7 +11,7 @@ from overlap.cost.select import plan
 from overlap.simulation import symmetric_world
 from overlap.simulation.demand import Demand
 from overlap.simulation.fabric import SimulatedFabric
-from overlap.simulation.symmetry import Alike, AlikeGroups, group_by_unit, join_demands
+from overlap.simulation.symmetry import AlikeGroups, RankClasses, group_rows_by_unit, join_demands
 from tests.errors import error_of
 
 from .worlds import KB, MS, assert_fails, now_ns, simulate, spans
@@ -275,7 +275,7 @@ def test_choices_of_those_who_do_not_run_are_not_known():
     async def main(rank):
         await rank.split(0)
 
-    with assert_fails(UsageError, r"split: a simulation of representatives has no choices of the other ranks"):
+    with assert_fails(UsageError, r"split: with alike=, the choices of other ranks are unknown"):
         simulate(main, 8, shapes_only=True, alike=1)
 
 
@@ -283,11 +283,11 @@ def test_choices_of_those_who_do_not_run_are_not_known():
 
 
 def test_the_first_and_the_last_of_each_class_run():
-    assert Alike.of(1, 1).simulated == (0,)
-    assert Alike.of(4, 8).simulated == tuple(range(8))
-    assert Alike.of(lambda rank: rank % 3, 9).simulated == (0, 1, 2, 6, 7, 8)
-    assert Alike.of(2, 8).rows([4, 6]).tolist() == [[4, 6], [5, 7]]
-    assert Alike.of(2, 8).rows([0, 4]).tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert RankClasses.of(1, 1).simulated == (0,)
+    assert RankClasses.of(4, 8).simulated == tuple(range(8))
+    assert RankClasses.of(lambda rank: rank % 3, 9).simulated == (0, 1, 2, 6, 7, 8)
+    assert RankClasses.of(2, 8).alike_groups([4, 6]).tolist() == [[4, 6], [5, 7]]
+    assert RankClasses.of(2, 8).alike_groups([0, 4]).tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
 @pytest.mark.everyday(1)
@@ -313,11 +313,11 @@ def test_groups_in_other_units_need_the_same_there(name, op):
     def needs(resources, demand):
         return {number: shares.tolist() for number, shares in zip(resources.tolist(), demand.shares.T, strict=True)}
 
-    for members, units in group_by_unit(rows, per_unit):
+    for members, units in group_rows_by_unit(rows, per_unit):
         assert len(members) == cluster.world_size // per_unit
         first = demand(rows[members[0]].tolist())
         for row, resources in zip(
-            rows[members].tolist(), fabric.resources.shift_units(first.resources, units), strict=True
+            rows[members].tolist(), fabric.resources.shift_resources_to_units(first.resources, units), strict=True
         ):
             there = demand(row)
             assert (there.marks_ns, there.ends_ns) == (first.marks_ns, first.ends_ns)
@@ -327,10 +327,10 @@ def test_groups_in_other_units_need_the_same_there(name, op):
 def test_messages_between_other_units_need_the_same_there():
     fabric = SimulatedFabric(topology.cluster("trn1.32xlarge x4"))
     pairs = np.array([(31, 32), (63, 64), (95, 96), (127, 0)])
-    (onward, units), (back, _) = group_by_unit(pairs, 32)
+    (onward, units), (back, _) = group_rows_by_unit(pairs, 32)
     assert (onward.tolist(), units.tolist(), back.tolist()) == ([0, 1, 2], [0, 1, 2], [3])
-    first, *others = (fabric.message((), *pair, KB).demand for pair in pairs[onward].tolist())
-    shifted = fabric.resources.shift_units(first.resources, units)[1:]
+    first, *others = (fabric.message_transfer((), *pair, KB).demand for pair in pairs[onward].tolist())
+    shifted = fabric.resources.shift_resources_to_units(first.resources, units)[1:]
     assert [set(each) for each in shifted.tolist()] == [set(each.resources.tolist()) for each in others]
 
 

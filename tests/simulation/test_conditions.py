@@ -18,7 +18,7 @@ from .worlds import KB, MS, now_ns, simulate
 
 def draws(conditions, rank, count=1000):
     jitter = conditions.jitter_of(rank)
-    return [jitter.compute_ns(1_000_000) for _ in range(count)]
+    return [jitter.next_compute_ns(1_000_000) for _ in range(count)]
 
 
 def test_calm_changes_nothing():

@@ -35,11 +35,11 @@ def play(fabric, *starts):
         if not due:
             return {key: ends.tolist() for key, ends in done.items()}
         now_ns = min(due)
-        for reached in fabric.advance(now_ns):
+        for reached in fabric.advance_to(now_ns):
             done[reached.transfer.key][reached.positions] = now_ns
         if todo[:1] == [now_ns]:
             del todo[0]
-            fabric.start(now_ns, [each for time, each in starts if time == now_ns])
+            fabric.start_transfers(now_ns, [each for time, each in starts if time == now_ns])
 
 
 def stretch(ends, *transfers):
@@ -155,7 +155,7 @@ def test_collective_processors_are_shared_out():
 def test_a_message_takes_latency_and_bytes():
     cluster = topology.cluster("local", ranks=4, nodes=2)
     fabric = SimulatedFabric(cluster)
-    ends = [play(fabric, (0, fabric.message((n,), 0, 3, n)))[n,] for n in (10**3, 10**9)]
+    ends = [play(fabric, (0, fabric.message_transfer((n,), 0, 3, n)))[n,] for n in (10**3, 10**9)]
     wire = cluster.link("efa")
     # Both ends are done when it is there; the sender a latency earlier.
     for nbytes, (sent, arrived) in zip((10**3, 10**9), ends, strict=True):
@@ -166,9 +166,9 @@ def test_a_message_takes_latency_and_bytes():
 
 def test_messages_share_an_adapter():
     fabric = SimulatedFabric(topology.cluster("local", ranks=4, nodes=2))
-    two = [fabric.message((n,), n, 2 + n, 10**9) for n in (0, 1)]
+    two = [fabric.message_transfer((n,), n, 2 + n, 10**9) for n in (0, 1)]
     apart = play(fabric, (0, two[0]))[0,]
-    two[0] = fabric.message((0,), 0, 2, 10**9)
+    two[0] = fabric.message_transfer((0,), 0, 2, 10**9)
     together = play(fabric, (0, two[0]), (0, two[1]))
     assert together[0,][1] == together[1,][1]
     nics = 1.99 if fabric.cluster.nic_of(0) == fabric.cluster.nic_of(1) else 1.0
@@ -177,14 +177,14 @@ def test_messages_share_an_adapter():
 
 def test_a_message_to_oneself_is_a_copy():
     fabric = SimulatedFabric(topology.cluster("trn2.48xlarge"))
-    sent, received = play(fabric, (0, fabric.message((0,), 3, 3, 10**9)))[0,]
+    sent, received = play(fabric, (0, fabric.message_transfer((0,), 3, 3, 10**9)))[0,]
     rate = fabric.cluster.machine.chip.memory_bytes_per_s.value * cost_parameters(fabric.cluster).memory_efficiency
     assert sent == received == round((cost_parameters(fabric.cluster).launch_s + 2e9 / rate) * 1e9)
 
 
 def test_no_wire_no_message():
     with pytest.raises(topology.TopologyError):
-        SimulatedFabric(topology.cluster("inf2.48xlarge x2")).message((0,), 0, 30, 8)
+        SimulatedFabric(topology.cluster("inf2.48xlarge x2")).message_transfer((0,), 0, 30, 8)
 
 
 def test_computes_and_communication_slow_each_other_down():
@@ -229,20 +229,24 @@ def test_peer_direct_off_takes_longer():
     ends = []
     for peer_direct in (True, False):
         fabric = SimulatedFabric(cluster, peer_direct=peer_direct)
-        ends.append(play(fabric, (0, fabric.message((0,), 0, 8, 32_000_000)))[0,][1])
+        ends.append(play(fabric, (0, fabric.message_transfer((0,), 0, 8, 32_000_000)))[0,][1])
     assert ends[1] > ends[0]
 
 
 def test_resources_are_told_apart():
     resources = Resources(topology.cluster("trn1.32xlarge x2"))
     ranks = np.arange(64)
-    memories, cores, wires = resources.memories(ranks), resources.cc_cores(ranks), resources.wires(np.arange(9))
+    memories, cores, wires = (
+        resources.memory_numbers(ranks),
+        resources.cc_core_numbers(ranks),
+        resources.wire_numbers(np.arange(9)),
+    )
     numbers = {*memories.tolist()}, {*cores.tolist()}, {*wires.tolist()}
     assert [len(kind) for kind in numbers] == [32, 64, 9]
     assert len(set.union(*numbers)) == 32 + 64 + 9
     assert memories[63] == 31
     of_host = Resources(topology.cluster("local", ranks=4, nodes=2))
-    assert of_host.memories(np.arange(4)).tolist() == [0, 0, 2, 2]
+    assert of_host.memory_numbers(np.arange(4)).tolist() == [0, 0, 2, 2]
 
 
 def test_names():
@@ -269,7 +273,9 @@ def step_times(shuffled, *, jitter=0.0):
         counts[key] = counts.get(key, 0) + 1
         if counts[key] == 32:
             events[key] = trio.Event()
-            traffic.begin(fabric.collective_transfer(key, "all_reduce", option, NBYTES, range(32), arrivals[key]), done)
+            traffic.begin_transfer(
+                fabric.collective_transfer(key, "all_reduce", option, NBYTES, range(32), arrivals[key]), done
+            )
 
     def done(reached):
         told.append((kernel.now_ns, reached.transfer.key, reached.positions.tolist(), reached.last))
@@ -281,7 +287,7 @@ def step_times(shuffled, *, jitter=0.0):
     async def rank(number):
         jitter = conditions.jitter_of(number)
         for step in range(3):
-            await kernel.sleep_until(kernel.now_ns + jitter.compute_ns(1_000_000), rank=number)
+            await kernel.sleep_until(kernel.now_ns + jitter.next_compute_ns(1_000_000), rank=number)
             keys = [(step, stream) for stream in ("dp", "tp")]
             for key in shuffled(keys):
                 arrive(key, number)
@@ -307,11 +313,11 @@ def test_steps_take_what_computes_and_shared_wires_take():
         fabric.collective_transfer((n,), "all_reduce", plan("all_reduce", NBYTES, RING).option, NBYTES, range(32),
                           np.zeros(32, np.int64)) for n in (0, 1)
     ]  # fmt: skip
-    fabric.start(0, both)
+    fabric.start_transfers(0, both)
     together_ns = 0
     while (next_ns := fabric.update_rates(together_ns)) is not None:
         together_ns = next_ns
-        fabric.advance(together_ns)
+        fabric.advance_to(together_ns)
     assert together_ns > both[0].alone_ns
     expected = [
         ((step + 1) * (1_000_000 + together_ns), (step, stream), [*range(32)], True)
@@ -334,16 +340,16 @@ def test_the_order_of_calls_does_not_matter():
 
 def test_what_begins_in_one_instant_begins_together(monkeypatch):
     kernel, fabric = Kernel(), SimulatedFabric(RING)
-    traffic, started, real_start = FabricDriver(kernel, fabric), [], fabric.start
+    traffic, started, real_start = FabricDriver(kernel, fabric), [], fabric.start_transfers
 
     def start(now_ns, transfers):
         started.append((now_ns, [each.key for each in transfers]))
         real_start(now_ns, transfers)
 
-    monkeypatch.setattr(fabric, "start", start)
+    monkeypatch.setattr(fabric, "start_transfers", start)
 
     def begin(number):
-        traffic.begin(fabric.message((number,), 0, 1, 8), lambda reached: None)
+        traffic.begin_transfer(fabric.message_transfer((number,), 0, 1, 8), lambda reached: None)
 
     async def main():
         for order in (EventOrder.WAKE, EventOrder.TRANSFER, EventOrder.COMPUTE):

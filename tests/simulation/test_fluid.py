@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap.simulation import sharing
-from overlap.simulation.flow import Flow, FlowSection, quantise
+from overlap.simulation.flow import Flow, FlowSection, quantise_shares
 from overlap.simulation.fluid import Fluid
 from overlap.simulation.sharing import Rates, fair_rates
 
@@ -22,7 +22,7 @@ def section(end_ns, needs):
     """`needs` may be pairs, of how much and in how many messages."""
     both = np.array([each if isinstance(each, tuple) else (each, 1) for each in needs.values()], np.float64)
     shares, messages = both.reshape(-1, 2).T
-    return FlowSection.of(end_ns, np.array([*needs], np.int64), quantise(shares), messages)
+    return FlowSection.of(end_ns, np.array([*needs], np.int64), quantise_shares(shares), messages)
 
 
 def play(*starts, caps=()):
@@ -34,14 +34,14 @@ def play(*starts, caps=()):
         if not due:
             break
         now_ns = min(due)
-        for each, _ in fluid.advance(now_ns):
+        for each, _ in fluid.advance_to(now_ns):
             reached.setdefault(each.key[0], []).append(now_ns)
         if todo[:1] == [now_ns]:
             del todo[0]
-            fluid.start(now_ns, [each for time, each in starts if time == now_ns])
+            fluid.start_flows(now_ns, [each for time, each in starts if time == now_ns])
             for time, each, cap in caps:
                 if time == now_ns:
-                    fluid.cap(each, cap)
+                    fluid.cap_rate(each, cap)
     assert not fluid.flows
     assert not any(fluid.loads.values()), "what was added to resources was taken away again, exactly"
     return {name: times[0] if len(times) == 1 else times for name, times in reached.items()}
@@ -175,16 +175,16 @@ def test_order_of_starts_does_not_matter():
 
 def test_flows_that_start_together_stand_in_the_order_of_keys():
     fluid = Fluid()
-    fluid.start(0, [flow(name, 10, {0: 1.0}) for name in "bca"])
+    fluid.start_flows(0, [flow(name, 10, {0: 1.0}) for name in "bca"])
     assert [each.key[0] for each in fluid.flows] == ["a", "b", "c"]
     assert repr(fluid) == "<Fluid: 3 flows>"
 
 
 def test_a_key_is_used_once_at_a_time():
     fluid = Fluid()
-    fluid.start(0, [flow("a", 10, {})])
+    fluid.start_flows(0, [flow("a", 10, {})])
     with pytest.raises(AssertionError, match="in flight"):
-        fluid.start(0, [flow("a", 10, {})])
+        fluid.start_flows(0, [flow("a", 10, {})])
 
 
 @st.composite
@@ -254,12 +254,12 @@ def test_a_crowd_that_comes_again_is_not_worked_out_again(monkeypatch):
     crowd = [flow(name, 100, {0: 1.0}) for name in "abc"]
     again = [Flow((each.key, "again"), [100], [each.section]) for each in crowd]
     rates = Rates()
-    assert rates.of(crowd, [0]) == rates.of(again, [0]) == fair_rates(crowd, [0])
+    assert rates.find_rates(crowd, [0]) == rates.find_rates(again, [0]) == fair_rates(crowd, [0])
     assert found == [3]
     again[0].cap = 0.1
-    assert rates.of(again, [0]) == fair_rates(again, [0]) != rates.of(crowd, [0])
+    assert rates.find_rates(again, [0]) == fair_rates(again, [0]) != rates.find_rates(crowd, [0])
     again[0].cap, again[1].priority = 1.0, 1
-    assert rates.of(again, [0]) == fair_rates(again, [0]) != rates.of(crowd, [0])
+    assert rates.find_rates(again, [0]) == fair_rates(again, [0]) != rates.find_rates(crowd, [0])
     assert found == [3] * 3
 
 
@@ -271,7 +271,7 @@ def test_who_shares_nothing_scarce_is_left_alone(monkeypatch):
         shared.append((sorted(each.key[0] for each in flows), sorted(scarce)))
         return fair_rates(flows, scarce)
 
-    monkeypatch.setattr(Rates, "of", counting)
+    monkeypatch.setattr(Rates, "find_rates", counting)
     found = play(
         *((0, flow(name, 100, {0: 1.0})) for name in "ab"),
         *((10, flow(name, 100, {1: 1.0, 2: 0.1})) for name in "cd"),
@@ -289,7 +289,7 @@ def test_each_crowd_gets_what_it_would_get_among_all(groups):
         for each in group:
             needs = {r + 5 * number: (share, each.section.messages[r]) for r, share in each.section.needs.items()}
             every.append(flow((number, *each.key), 100, needs))
-        each_alone.start(0, [each for each in every if each.key[0][0] == number])
+        each_alone.start_flows(0, [each for each in every if each.key[0][0] == number])
         each_alone.update_rates(0)
     load = {r: sum(each.section.needs.get(r, 0) for each in every) for r in range(15)}
     scarce = [resource for resource in load if load[resource] > 1]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import overlap
 import topology
 from overlap import UsageError
-from overlap.collectives.placement import place
+from overlap.collectives.placement import place_group
 from overlap.cost.parameters import cost_parameters
 from overlap.cost.select import plan
 from overlap.simulation import demand
@@ -81,9 +81,9 @@ def test_it_takes_the_wires_from_the_sender_to_the_receiver(name):
     resources, shared = Resources(cluster), messages(cluster, Conditions())
     for src, dst in [(0, cluster.world_size - 1), (cluster.world_size - 1, 0), (3, 5), (5, 3)]:
         found = shared.demand(src, dst, 1 << 20, 0)
-        way = place(cluster, [src, dst]).routes(np.array([0]), np.array([1])).wire
-        taken = {each for each in found.resources.tolist() if each >= resources.wires(np.array([0]))[0]}
-        assert taken == set(resources.wires(way).tolist())
+        way = place_group(cluster, [src, dst]).routes(np.array([0]), np.array([1])).wire
+        taken = {each for each in found.resources.tolist() if each >= resources.wire_numbers(np.array([0]))[0]}
+        assert taken == set(resources.wire_numbers(way).tolist())
         assert found.ranks.tolist() == [src, dst]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import overlap
-from overlap.config import overriding
+from overlap.config import overriding_config
 from overlap.runtime.engine.real_engine import RealEngine
 from overlap.runtime.world import World
 from overlap.simulation.compute_cost import Profile
@@ -41,7 +41,7 @@ def wires(latency_s):
 class Emulation(SimulatedBackend):
     """Virtual time in which bytes travel: the engine of real worlds."""
 
-    def engine(self, transport, cluster, token, *, algorithm):
+    def make_engine(self, transport, cluster, token, *, algorithm):
         return RealEngine(transport, cluster, token, algorithm=algorithm)
 
 
@@ -55,7 +55,7 @@ def emulate(program, latency_s, algorithm=None):
         async with transport.open():
             world = World(RANKS, wires(latency_s), transport, algorithm=algorithm, backend=clock)
             clock.kernel.on_stall = world.end_deadlocked
-            results = await world.live(program, (Work(real=False),), None)
+            results = await world.run_to_end(program, (Work(real=False),), None)
             timelines.append(world.timeline())
             return results
 
@@ -64,7 +64,7 @@ def emulate(program, latency_s, algorithm=None):
 
 def run_really(program, latency_s):
     timelines: list[Timeline] = []
-    with overriding(watcher=timelines.append):
+    with overriding_config(watcher=timelines.append):
         results = overlap.run(
             program, Work(real=True), ranks=RANKS, cluster=wires(latency_s), transport=paced(latency_s),
             timeout_s=TIMEOUT_S,

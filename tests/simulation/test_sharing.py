@@ -76,10 +76,10 @@ def shared_s(cluster, starts):
     ]
     while len(done) < len(todo):
         starting = [start_ns for start_ns, _ in todo if start_ns >= now_ns]
-        fabric.start(now_ns, [each for start_ns, each in todo if start_ns == now_ns])
+        fabric.start_transfers(now_ns, [each for start_ns, each in todo if start_ns == now_ns])
         later = [fabric.update_rates(now_ns), *(start_ns for start_ns in starting if start_ns > now_ns)]
         now_ns = min(each for each in later if each is not None)
-        done.update({each.transfer.key[0]: now_ns / 1e9 for each in fabric.advance(now_ns) if each.last})
+        done.update({each.transfer.key[0]: now_ns / 1e9 for each in fabric.advance_to(now_ns) if each.last})
     return [done[n] for n in range(len(todo))]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import overlap
 import topology
-from overlap.config import overriding
+from overlap.config import overriding_config
 from overlap.timeline.spans import Timeline
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ def simulate(
 ) -> tuple[list[T], Timeline]:
     """Run a world in virtual time; return the results and the timeline."""
     timelines: list[Timeline] = []
-    with overriding(watcher=timelines.append):
+    with overriding_config(watcher=timelines.append):
         results = overlap.run(
             main, *args, ranks=ranks, cluster=cluster or mesh(ranks), algorithm=algorithm, timeout_s=timeout_s,
             clock=overlap.Virtual(**assumed),

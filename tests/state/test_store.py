@@ -42,7 +42,7 @@ async def latest(rank):
 
 def leave(folder, save, rank, ranks=2):
     """Leave the file of one rank, as an attempt does that dies within a save."""
-    path = Saves(folder, STATES).path(save) / f"rank-{rank}-of-{ranks}.safetensors"
+    path = Saves(folder, STATES).folder_of(save) / f"rank-{rank}-of-{ranks}.safetensors"
     write_file(path, {}, FileFacts(step=save.step, nonce=save.nonce, rank=rank, ranks=ranks))
 
 
@@ -117,7 +117,7 @@ def test_what_a_killed_attempt_has_left_is_removed_by_the_next_save(folder):
     leave(folder, Save(2, 1000), 0)
     in_world(saves, [2, 3])
     assert folders(folder) == ["step-000000000002", "step-000000000003"]
-    assert {save.nonce for save in Saves(folder, STATES).complete()} != {1000}
+    assert {save.nonce for save in Saves(folder, STATES).list_complete()} != {1000}
 
 
 def test_a_damaged_part_is_passed_over(folder, capsys):
@@ -270,7 +270,7 @@ def test_two_jobs_with_one_folder_are_told_and_lose_nothing(folder):
 
     error = error_of(UsageError, in_world, with_another)
     assert str(error) == (f"state: another job saves in {folder}, too, its step 9; name a folder for each job")
-    assert [step for step, _ in Saves(folder, STATES).complete()] == [9, 2, 1]
+    assert [step for step, _ in Saves(folder, STATES).list_complete()] == [9, 2, 1]
 
 
 def test_two_worlds_that_saved_half_of_a_step_each_are_told(folder, capsys):
@@ -282,8 +282,8 @@ def test_two_worlds_that_saved_half_of_a_step_each_are_told(folder, capsys):
         f"overlap: state of step 2 is passed over: it was cut short, or files were removed: {path} lacks {lacked}; put "
         "them back if you can"
         for path, lacked in [
-            (Saves(folder, STATES).path(Save(2, 1001)), "rank-0-of-4.safetensors, rank-1-of-4.safetensors"),
-            (Saves(folder, STATES).path(Save(2, 1000)), "rank-2-of-4.safetensors, rank-3-of-4.safetensors"),
+            (Saves(folder, STATES).folder_of(Save(2, 1001)), "rank-0-of-4.safetensors, rank-1-of-4.safetensors"),
+            (Saves(folder, STATES).folder_of(Save(2, 1000)), "rank-2-of-4.safetensors, rank-3-of-4.safetensors"),
         ]
     ]
 

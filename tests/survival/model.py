@@ -12,7 +12,7 @@ from overlap.survival.agreement import (
     AgreementState,
     EpochWorld,
     StepProgress,
-    accepts,
+    accepts_proposal,
     lost_members,
     member_state,
     propose_world,
@@ -172,7 +172,7 @@ class Job:
             )  # fmt: skip
             proposal = propose_world(me.world, reports, lost)
             yield 1  # between the look and the decision anything may happen
-            if proposal and accepts(self.record, proposal):
+            if proposal and accepts_proposal(self.record, proposal):
                 self.record = proposal
                 self.records.append(proposal)
             yield 1

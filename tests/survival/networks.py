@@ -11,7 +11,7 @@ from overlap.processes.sockets import OUTAGE_S
 from overlap.survival.agreement import (
     AgreementState,
     EpochWorld,
-    accepts,
+    accepts_proposal,
     cut_off_members,
     is_minority,
     lost_members,
@@ -160,7 +160,7 @@ class Job:
         if waited_s < MINORITY_S and is_minority(world, lost=lost, ended=lost & ended):
             return
         proposal = propose_world(world, dict.fromkeys(reports, 0), lost)
-        if proposal is not None and accepts(self.records[-1], proposal):
+        if proposal is not None and accepts_proposal(self.records[-1], proposal):
             self.records.append(proposal)
 
     def vain(self) -> list[EpochWorld]:

@@ -8,7 +8,7 @@ from overlap.survival.agreement import (
     AgreementState,
     EpochWorld,
     StepProgress,
-    accepts,
+    accepts_proposal,
     cut_off_members,
     is_minority,
     lost_members,
@@ -62,11 +62,11 @@ def test_seeds_reach_every_outcome() -> None:
 def test_the_witness_accepts_one_proposal_of_an_epoch() -> None:
     first = EpochWorld(epoch=0, members=(0, 1), step=3)
     left, right = (EpochWorld(epoch=1, members=(member,), step=3) for member in (0, 1))
-    assert accepts(first, left)
-    assert not accepts(left, right)
-    assert not accepts(first, EpochWorld(epoch=1, members=(), step=3))
-    assert not accepts(first, EpochWorld(epoch=1, members=(0, 2), step=3))
-    assert not accepts(first, EpochWorld(epoch=1, members=(0, 0), step=3))
+    assert accepts_proposal(first, left)
+    assert not accepts_proposal(left, right)
+    assert not accepts_proposal(first, EpochWorld(epoch=1, members=(), step=3))
+    assert not accepts_proposal(first, EpochWorld(epoch=1, members=(0, 2), step=3))
+    assert not accepts_proposal(first, EpochWorld(epoch=1, members=(0, 0), step=3))
 
 
 def test_a_member_that_returns_after_a_long_stop_is_out() -> None:

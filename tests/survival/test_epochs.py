@@ -84,7 +84,7 @@ class Job:
         place = ProcessPlace(source="test", process=member, processes=len(self.members), ranks_per_process=1,
                              node=0, nodes=1, endpoint=("127.0.0.1", 1), job="test")  # fmt: skip
         wanted = SimpleNamespace(state_dir=None, lost_after_s=15.0)
-        wanted.changed = lambda *_, **__: wanted
+        wanted.with_changes = lambda *_, **__: wanted
         epochs._member[:], epochs._last[:] = [member], []
         run = SurvivingRun(place, wanted)
         run.epochs[0].survivor = self.models[member]
@@ -97,7 +97,7 @@ class Job:
             except PeerLostError as error:
                 loss = error
             else:
-                run.witness.finish(run.world.epoch)
+                run.witness.record_finished_epoch(run.world.epoch)
                 return "finished"
             self.left.add((run.world.epoch, member))
             assert run.is_loss(loss)

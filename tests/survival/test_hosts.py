@@ -14,7 +14,7 @@ import trio
 from overlap.errors import UsageError
 from overlap.processes import shared_folder
 from overlap.processes.place import ProcessPlace
-from overlap.processes.shared_folder import check_shared_folder, host_file
+from overlap.processes.shared_folder import check_shared_folder, host_file_path
 from overlap.timeline.files.reading import read_trace
 from tests.faults.job import Job, children
 from tests.interpreters import free_port
@@ -190,14 +190,14 @@ def check(monkeypatch, folder, timeout_s):
 
     for name, value in {"WITNESS": folder, "HOSTS": 2, "NNODES": 2}.items():
         monkeypatch.setenv(f"OVERLAP_{name}", str(value))
-    monkeypatch.setattr(shared_folder, "_checked", [])
+    monkeypatch.setattr(shared_folder, "_checked_folders", [])
     monkeypatch.setattr(shared_folder, "_PAUSE_S", 0.001)
     trio.run(main)
     return refusals
 
 
 def test_a_number_that_is_seen_late_is_read_again(monkeypatch, tmp_path):
-    host_file(tmp_path, 0).write_text("11 a")
+    host_file_path(tmp_path, 0).write_text("11 a")
     read, looks = shared_folder._read_first_hosts_file, []
 
     async def read_late(folder):
@@ -210,7 +210,7 @@ def test_a_number_that_is_seen_late_is_read_again(monkeypatch, tmp_path):
 
 
 def test_a_number_of_an_earlier_job_is_refused_on_all_hosts_by_name(monkeypatch, tmp_path):
-    host_file(tmp_path, 0).write_text("11 a")
+    host_file_path(tmp_path, 0).write_text("11 a")
     read = shared_folder._read_first_hosts_file
 
     async def read_another(folder):  # in the folder of host 1

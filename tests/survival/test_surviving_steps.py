@@ -34,11 +34,11 @@ class Bucket:
     parts = PARTS
 
     def __init__(self, weights):
-        self.weights, self.applied, self.arrived = weights, {}, []
+        self.weights, self.applied_steps, self.mean_futures = weights, {}, []
 
     def update_part(self, step, part, mean):
         self.weights[part.start].append(mean)
-        self.applied[part.start] = step
+        self.applied_steps[part.start] = step
         return True
 
 
@@ -64,9 +64,9 @@ class Member:
         """Make the steps of an epoch; each yield is a moment at which a loss may come."""
         for step in range(world.step + 1, STEPS + 1):
             for bucket in self.buckets:
-                bucket.arrived = [(step, world.members, world.epoch)] * len(PARTS)
+                bucket.mean_futures = [(step, world.members, world.epoch)] * len(PARTS)
             self.calls = []
-            self.steps.agree(self.buckets, (), step)
+            self.steps.issue_agreement(self.buckets, (), step)
             prepare, agree = self.calls
             while any(member.updated < step - 1 for member in prepared):
                 yield
@@ -78,7 +78,7 @@ class Member:
             agree()
             yield
             for bucket in self.buckets:
-                for part, mean in zip(PARTS, bucket.arrived, strict=True):
+                for part, mean in zip(PARTS, bucket.mean_futures, strict=True):
                     bucket.update_part(step, part, mean)
                     yield
             self.updated = step

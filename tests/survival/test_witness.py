@@ -56,7 +56,7 @@ async def test_the_kernel_shows_the_end_of_a_process_whose_child_has_its_socket(
         identity = process_identity(process.pid)
         monkeypatch.setattr(module, "process_identity", lambda: identity)
         other = shared(tmp_path, 1)  # it stays open
-        async with one.watching([0, 1]):
+        async with one.watching_members([0, 1]):
             await trio.testing.wait_all_tasks_blocked(0.05)
             assert not one.is_dead(1)
             process.kill()
@@ -75,7 +75,7 @@ def test_a_file_is_its_writers_though_the_answer_to_the_link_was_lost(tmp_path, 
         link(source, target)  # as a client of NFS that repeats its request
 
     monkeypatch.setattr(os, "link", answered_late)
-    assert witness.propose(EpochWorld(epoch=1, members=(1,), step=0))
+    assert witness.record_proposal(EpochWorld(epoch=1, members=(1,), step=0))
     monkeypatch.undo()
     assert not witness._create_file("epoch-1", {})
 
@@ -115,7 +115,7 @@ async def test_a_full_memory_is_reported_with_its_folder(tmp_path, monkeypatch):
     witness = enter()
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(UsageError, match=f"^{line}$"):
-        await witness.access(lambda: witness.finish(0))
+        await witness.access_folder(lambda: witness.record_finished_epoch(0))
     monkeypatch.setattr(Path, "mkdir", full)
     with pytest.raises(UsageError, match=f"^{line}$"):
         enter()
@@ -127,12 +127,12 @@ def shared(folder, member, *, limit_s=5.0):
 
 async def test_the_socket_of_a_process_shows_its_end(tmp_path):
     one, other = shared(tmp_path, 0), shared(tmp_path, 1)
-    async with one.watching([0, 1]):
+    async with one.watching_members([0, 1]):
         await trio.testing.wait_all_tasks_blocked(0.05)
         assert not one.is_dead(1)
         other.close()
         await until(lambda: one.has_ended(1))
-    async with one.watching([0, 1]):
+    async with one.watching_members([0, 1]):
         await until(lambda: one.has_ended(1))
     one.close()
 
@@ -144,7 +144,7 @@ async def test_a_host_that_gives_no_answer_is_dead_and_may_live(tmp_path, monkey
         raise OSError("no route to host")
 
     monkeypatch.setattr(module, "dial", cut)
-    async with one.watching([0, 1]):
+    async with one.watching_members([0, 1]):
         await until(lambda: one.is_dead(1))
     assert not one.has_ended(1)
     one.close()
@@ -160,16 +160,16 @@ async def test_a_member_is_unreached_until_it_answers(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(module, "dial", cut)
-        async with one.watching([0, 1]):
+        async with one.watching_members([0, 1]):
             await until(one.is_awaiting_answers)
-            assert one.unreached() == ()
+            assert one.unreached_members() == ()
             answers.set()
             await until(lambda: not one.is_awaiting_answers())
-    assert one.unreached() == (1,)
-    one.write_report(3, WitnessReport(step=0, endpoint=("here", 1), unreached=one.unreached()))
+    assert one.unreached_members() == (1,)
+    one.write_report(3, WitnessReport(step=0, endpoint=("here", 1), unreached=one.unreached_members()))
     assert other.read_reports(3, [0, 1])[0].unreached == (1,)
-    async with one.watching([0, 1]):
-        await until(lambda: one.unreached() == ())
+    async with one.watching_members([0, 1]):
+        await until(lambda: one.unreached_members() == ())
         assert not one.is_dead(1)
     one.close()
     other.close()
@@ -177,10 +177,10 @@ async def test_a_member_is_unreached_until_it_answers(tmp_path, monkeypatch):
 
 async def test_joining_ends_once_it_is_known_who_can_be_dialled(monkeypatch):
     looks, dials = [], [True, True, False]
-    witness = SimpleNamespace(look_s=0.001, watching=lambda members: nullcontext())
+    witness = SimpleNamespace(look_s=0.001, watching_members=lambda members: nullcontext())
     witness.is_awaiting_answers = lambda: dials.pop(0)
     witness._socket, witness._members = None, Path("attempt-0")
-    witness.access = partial(Witness.access, witness)
+    witness.access_folder = partial(Witness.access_folder, witness)
     run = SimpleNamespace(
         state=AgreementState.JOINS, witness=witness, world=EpochWorld(epoch=1, members=(0, 1), step=0),
         _has_fallen_apart=lambda: looks.append(len(dials)) or True,
@@ -195,7 +195,7 @@ async def test_a_folder_that_blocks_ends_the_process(tmp_path):
     witness, free = shared(tmp_path, 0, limit_s=0.2), threading.Event()
     error = r"process 0 cannot reach the witness in .*: it does not answer; this process ends"
     with pytest.raises(WitnessError, match=error):
-        await witness.access(free.wait)
+        await witness.access_folder(free.wait)
     free.set()
     witness.close()
 
@@ -210,7 +210,7 @@ async def test_a_process_that_was_stopped_in_a_call_makes_it_again(tmp_path):
             free.wait()
         return witness.read_newest_world()
 
-    assert await witness.access(look) == WORLD
+    assert await witness.access_folder(look) == WORLD
     free.set()
     witness.close()
 
@@ -223,7 +223,7 @@ async def test_a_call_that_fails_for_a_moment_is_made_again(tmp_path):
             raise failures.pop()
         return witness.read_newest_world()
 
-    assert await witness.access(look) == WORLD
+    assert await witness.access_folder(look) == WORLD
     witness.close()
 
 
@@ -244,8 +244,8 @@ async def test_a_slow_folder_is_reported_and_is_not_a_lost_one(tmp_path, monkeyp
     for name in ("link", "scandir"):
         monkeypatch.setattr(os, name, slow(getattr(os, name)))
     report = WitnessReport(step=3, endpoint=("here", 1))
-    await witness.access(lambda: witness.write_report(0, report))
-    assert await witness.access(lambda: witness.read_reports(0, [0, 1])) == {0: report}
+    await witness.access_folder(lambda: witness.write_report(0, report))
+    assert await witness.access_folder(lambda: witness.read_reports(0, [0, 1])) == {0: report}
     line = f"overlap: process 0: the witness in {tmp_path} is slow, "
     assert [told.startswith(line) for told in capsys.readouterr().err.splitlines()] == [True]
     witness.close()
@@ -262,5 +262,5 @@ async def test_a_folder_of_several_hosts_that_cannot_be_written_ends_the_process
     with pytest.raises(
         WitnessError, match=f"^process 0 cannot reach the witness in {tmp_path}: {os.strerror(number)}; "
     ):
-        await witness.access(lambda: witness.finish(0))
+        await witness.access_folder(lambda: witness.record_finished_epoch(0))
     witness.close()

@@ -39,7 +39,7 @@ def test_the_reduction_of_a_gradient_is_one_of_a_rank_that_made_the_update() -> 
     second = UpdateRecord(gradients={"w": None}, issued=1)  # rank 0 makes one update, and rank 1 two
     steps = [UpdateRecord()], [UpdateRecord(), second]
     comparison = AsOne(run, [SimpleNamespace(steps=each) for each in steps], None)
-    assert comparison._find_reduction(GradientDifference("w", 1, 2.0, "train.py:1")) is issues[1]
+    assert comparison._find_reducing_operation(GradientDifference("w", 1, 2.0, "train.py:1")) is issues[1]
 
 
 # -- without the option ----------------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def test_a_signal_comes_to_the_rank_that_it_is_for() -> None:
     assert run.results == [[], [signal.SIGTERM]]
     ended = Ranks().function(handles_nothing, ranks=2, faults="signal(rank=1)", check=False)
     assert ended.verdict is not None
-    assert "the rank was ended by SIGTERM, which its program does not handle" in ended.verdict.text
+    assert "was ended by SIGTERM: its program has set no handler by signal.signal" in ended.verdict.text
 
 
 def test_a_flipped_bit_in_a_gradient_makes_other_weights_on_all_ranks() -> None:

@@ -8,7 +8,7 @@ import pytest
 import overlap
 from overlap.parallel import SGD, DataParallel
 from overlap.testing import Fault, Ranks, RanksFailed, run_marked
-from overlap.testing.faults import KINDS, draw, parse
+from overlap.testing.faults import KINDS, draw_faults, parse_faults
 from tests.errors import error_of
 
 
@@ -27,8 +27,8 @@ def run(faults: str, **setting):
 
 def test_faults_are_read_as_they_are_written() -> None:
     text = "die(rank=1, at=3), late(rank=0, at=2, by=0.5), disk(rank=2, step=4), cut(rank=0, at=1, by=2, to=1)"
-    assert ", ".join(map(str, parse(text))) == text
-    assert parse(text)[0] == Fault(kind="die", rank=1, at=3)
+    assert ", ".join(map(str, parse_faults(text))) == text
+    assert parse_faults(text)[0] == Fault(kind="die", rank=1, at=3)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_faults_are_read_as_they_are_written() -> None:
 )
 def test_what_is_no_fault_is_refused(text: str) -> None:
     with pytest.raises(overlap.UsageError, match="faults: "):
-        parse(text)
+        parse_faults(text)
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,8 @@ def test_what_the_package_itself_sends_is_not_flipped() -> None:
 
 
 def test_a_seed_draws_the_same_faults_and_other_seeds_others() -> None:
-    drawn = [draw(seed, list(KINDS), [10, 10]) for seed in range(50)]
-    assert drawn == [draw(seed, list(KINDS), [10, 10]) for seed in range(50)]
+    drawn = [draw_faults(seed, list(KINDS), [10, 10]) for seed in range(50)]
+    assert drawn == [draw_faults(seed, list(KINDS), [10, 10]) for seed in range(50)]
     assert {fault.kind for faults in drawn for fault in faults} == set(KINDS)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import overlap
 from overlap.parallel import SGD, DataParallel, Sharded
-from overlap.simulation.compute_cost import _report_unknown
+from overlap.simulation.compute_cost import _report_unknown_costs
 from overlap.testing import Ranks, RanksFailed, run_marked
 from tests.errors import error_of
 
@@ -102,7 +102,7 @@ async def without_a_cost(rank: overlap.Rank, times: int) -> int:
 
 
 def test_computes_without_a_cost_take_a_fixed_one_that_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    _report_unknown.cache_clear()
+    _report_unknown_costs.cache_clear()
     for _ in range(2):
         run = Ranks().run(without_a_cost, 3, ranks=2)
         assert run.results == [3, 3]

@@ -11,7 +11,7 @@ import pytest
 from overlap.errors import UsageError
 from overlap.testing import Ranks, RanksFailed, running, views
 from overlap.testing.folders import RunFolder
-from overlap.testing.judging import judge
+from overlap.testing.judging import judge_run
 from overlap.testing.record import Record, Verdict
 from overlap.testing.run import Run
 from overlap.testing.running import Setting
@@ -110,7 +110,7 @@ def test_errors_of_ours_are_raised_where_a_failure_is_made_smaller(error, raised
 
 def test_an_error_that_no_rank_has_raised_is_no_failure_of_the_program() -> None:
     with pytest.raises(ZeroDivisionError, match="ours"):
-        judge(Record(size=2), ZeroDivisionError("ours"))
+        judge_run(Record(size=2), ZeroDivisionError("ours"))
 
 
 def writes_while_ranks_take_turns(moves: bool) -> None:
@@ -142,7 +142,7 @@ def test_threads_of_ranks_write_to_the_folder_of_the_run(tmp_path, monkeypatch, 
     """Also where threads cannot have folders of their own; where they can, each to that of its rank."""
     pytest.importorskip("torch", reason="torch is not installed")
     if how == "of one for all":
-        monkeypatch.setattr(views, "_has_own_folder", lambda: False)
+        monkeypatch.setattr(views, "_separate_working_folder", lambda: False)
     elif how == "in the rank's" and not can_have_own_folder():
         pytest.skip("threads of this machine have one folder")
     monkeypatch.chdir(tmp_path)
@@ -153,4 +153,4 @@ def test_threads_of_ranks_write_to_the_folder_of_the_run(tmp_path, monkeypatch, 
 
 def can_have_own_folder() -> bool:
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(views._has_own_folder).result()
+        return pool.submit(views._separate_working_folder).result()

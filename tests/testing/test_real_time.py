@@ -52,7 +52,7 @@ def test_a_turn_is_limited_in_own_time(
 ) -> None:
     """Of 60 s the first six are wall time; the other 54 pass in 1728 s if 31 of 32 processes are others."""
     lock = Lock(Times(monkeypatch), busy_s, delayed)
-    assert threads._acquire_in_own_time(lock, 60.0) is ends  # type: ignore[arg-type]
+    assert threads._acquire_within_limit(lock, 60.0) is ends  # type: ignore[arg-type]
 
 
 def test_a_program_that_nothing_moves_is_ended_in_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +93,6 @@ def test_the_end_by_force_waits_longer_on_a_host_with_load(monkeypatch: pytest.M
     monkeypatch.setattr(command.os, "getloadavg", lambda: (next(loads), 0.0, 0.0))
     monkeypatch.setattr(faulthandler, "dump_traceback_later", arm)
     monkeypatch.setattr(command.threading, "Event", Ended)
-    with command._ending_by_force(60.0):
+    with command._ending_if_locked(60.0):
         armed.wait()
     assert limits_s == [60.0, 32.5 * 60.0]

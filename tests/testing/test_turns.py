@@ -24,11 +24,11 @@ def taken(turns: Turns, steps: dict[str, int]) -> str:
     def go(name: str) -> None:
         order.append(name)
         if order.count(name) < steps[name]:
-            turns.hold(numbers[name], partial(go, name))
+            turns.queue(numbers[name], partial(go, name))
 
     for name, number in numbers.items():
-        turns.hold(number, partial(go, name))
-    while turns.release():
+        turns.queue(number, partial(go, name))
+    while turns.run_next_step():
         pass
     return "".join(order)
 
@@ -53,7 +53,7 @@ async def test_a_task_goes_on_when_it_is_its_turn_and_not_before() -> None:
         nursery.start_soon(go, 0)
         await trio.testing.wait_all_tasks_blocked()
         assert went == []
-        assert turns.release()
+        assert turns.run_next_step()
     assert went == [0]
 
 

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from overlap.errors import CollectiveMismatchError, RankFailedError, RankLeftError, StallError
 from overlap.testing import latent
-from overlap.testing.judging import judge, why_mismatched, why_stalled
+from overlap.testing.judging import judge_mismatch, judge_run, judge_stall
 from overlap.testing.record import GroupCall, Issue, Record, Touch, WeightRecord
 from overlap.waits.ends import CallRecord
 
@@ -44,7 +44,7 @@ def test_a_cycle_over_three_groups_is_named_in_order() -> None:
     made = record(3, (0, "all_reduce", "a", 1), (1, "all_gather", "b", 2), (2, "barrier", "c", 3))
     for issue, members in zip(made.issues, [(0, 1), (1, 2), (2, 0)], strict=True):
         issue.call = structs.replace(issue.call, members=members)
-    verdict = why_stalled(made)
+    verdict = judge_stall(made)
     assert verdict is not None
     assert (verdict.kind, verdict.ranks, verdict.lines) == ("cycle", (0, 1, 2), ("x.py:1", "x.py:2", "x.py:3"))
     assert verdict.text.startswith(
@@ -59,7 +59,7 @@ def test_the_operation_that_was_skipped_is_named_and_not_the_one_that_hangs() ->
     mine = [(rank, "all_reduce", "world", line, 9) for rank in (0, 2) for line, _ in loop]
     theirs = [(1, "all_reduce", "world", line, 9) for line in (4, 5, 4, 4)]
     made = record(3, *mine, *theirs, (0, "all_reduce", "world", 5), (2, "all_reduce", "world", 5), left={1: ""})
-    verdict = why_stalled(made)
+    verdict = judge_stall(made)
     assert verdict is not None
     assert (verdict.kind, verdict.ranks[0], verdict.lines[:2]) == ("skipped", 1, ("x.py:5", "x.py:4"))
     assert verdict.text.startswith(
@@ -85,7 +85,7 @@ def test_the_operation_that_was_skipped_is_named_and_not_the_one_that_hangs() ->
     ],
 )
 def test_messages_without_an_end(issues, kind, told) -> None:
-    verdict = why_stalled(record(2, *issues, left={1: ""} if len(issues) == 1 else {}))
+    verdict = judge_stall(record(2, *issues, left={1: ""} if len(issues) == 1 else {}))
     assert verdict is not None
     assert (verdict.kind, told in verdict.text) == (kind, True), verdict
 
@@ -125,7 +125,7 @@ def test_a_message_with_another_tag_is_told_with_its_line(issues, more, told) ->
     made = record(3, *issues, **more)
     for issue in made.issues:
         issue.awaited = issue.call.op != "send"
-    verdict = why_stalled(made)
+    verdict = judge_stall(made)
     assert verdict is not None
     assert (verdict.kind, verdict.ranks, verdict.lines) == ("tags", (0, 1), ("x.py:1", "x.py:2")), verdict
     assert verdict.text.startswith(told)
@@ -136,26 +136,26 @@ def test_a_message_whose_tag_is_received_elsewhere_is_not_blamed() -> None:
     made = record(2, (0, "recv", (1, 5), 9), (0, "recv", (None, 0), 1), *sent)
     for issue in made.issues:
         issue.awaited = issue.call.site in ("x.py:1", "x.py:3")
-    verdict = why_stalled(made)
+    verdict = judge_stall(made)
     assert verdict is not None
     assert verdict.kind == "cycle"
 
 
 def test_a_mismatch_names_the_odd_ranks_first() -> None:
     made = record(4, *[(rank, "all_reduce" if rank != 2 else "barrier", "dp", 7 + (rank == 2)) for rank in range(4)])
-    verdict = why_mismatched(made)
+    verdict = judge_mismatch(made)
     assert verdict is not None
     assert (verdict.kind, verdict.ranks, verdict.lines) == ("mismatch", (2, 0, 1, 3), ("x.py:8", "x.py:7"))
     error = CollectiveMismatchError(group="dp", seq=0, ranks=(0, 2), calls=("a", "b"), call_sites=("x.py:7", "x.py:8"))
     failed = RankFailedError(rank=0, cause=error, where="", doing=[], others={}, world_size=4)
-    assert judge(made, failed)[0] == verdict
+    assert judge_run(made, failed)[0] == verdict
 
 
 def test_messages_of_one_tag_that_differ_are_told_apart() -> None:
     made = record(2, (0, "send", (1, 5), 1), (0, "send", (1, 5), 2), (1, "recv", (0, 5), 9))
     for issue in made.issues[1:3]:
         issue.call = structs.replace(issue.call, form="int64 (1,)")
-    verdict = why_mismatched(made)
+    verdict = judge_mismatch(made)
     assert verdict is not None
     assert verdict.kind == "tag reused"
     assert verdict.lines == ("x.py:1", "x.py:2", "x.py:9")
@@ -256,7 +256,7 @@ def test_a_missing_gradient_and_a_touched_buffer() -> None:
     assert verdict.text == "rank 1 had no gradient of 'b' in update 1 (x.py:9), rank 0 had one"
     made = record(2, (0, "all_reduce", "world", 4))
     made.touches.append(Touch(rank=0, issue=made.issues[0], line="x.py:5", how="read", by="mul"))
-    [stall, *_] = judge(made, STALL)
+    [stall, *_] = judge_run(made, STALL)
     assert stall.text == (
         "rank 0 reads a tensor at x.py:5 (mul) while all_reduce #0 of group 'world' (x.py:4) is under way: wait for it "
         "first"
@@ -267,7 +267,7 @@ def test_a_rank_that_left_is_told_with_what_it_did_last() -> None:
     made = record(2, (0, "barrier", "world", 2), (1, "all_reduce", "other", 8, 5), left={1: "called sys.exit()"})
     cause = RankLeftError("rank 1 finished", culprit=1)
     error = RankFailedError(rank=1, cause=cause, where="", doing=[], others={}, world_size=2)
-    [verdict] = judge(made, error)
+    [verdict] = judge_run(made, error)
     assert verdict.text == "rank 1 called sys.exit(); rank 0 waits for it in barrier #0 of group 'world' (x.py:2)"
     assert verdict.lines == ("x.py:2", "x.py:8")
 
@@ -314,7 +314,7 @@ def test_ranks_that_wait_outside_of_an_inversion_are_named_too() -> None:
     )
     for issue, members in zip(made.issues, [(0, 1), (0, 1), (0, 2), (0, 1, 2, 3)], strict=True):
         issue.call = structs.replace(issue.call, members=members)
-    verdict = why_stalled(made)
+    verdict = judge_stall(made)
     assert verdict is not None
     assert (verdict.kind, verdict.ranks) == ("cycle", (0, 1, 2, 3))
     assert verdict.lines == ("x.py:1", "x.py:2", "x.py:3", "x.py:4")
@@ -330,7 +330,7 @@ def test_a_group_whose_ranks_pass_different_lists_is_the_cause_of_an_inversion()
         issue.call = structs.replace(issue.call, members=members)
     lists = [(0, 1), (0, 1, 2), (0, 1, 2), (0, 1, 2)]
     made.group_calls = [GroupCall(rank=rank, ranks=ranks, line="x.py:4") for rank, ranks in enumerate(lists)]
-    verdicts = judge(made, STALL)
+    verdicts = judge_run(made, STALL)
     assert [verdict.kind for verdict in verdicts] == ["group members", "cycle"]
     assert (verdicts[0].ranks, verdicts[0].lines) == ((0, 1, 2, 3), ("x.py:4",))
     assert verdicts[0].text == (

@@ -4,7 +4,7 @@ import numpy as np
 
 import overlap
 from overlap import Virtual
-from overlap.config import overriding
+from overlap.config import overriding_config
 
 MIB = 1 << 18  # elements of float32
 
@@ -16,7 +16,7 @@ def nothing():
 def run(main, ranks=4, algorithm=None):
     """Run a program on a modelled instance and return its timeline."""
     seen = []
-    with overriding(watcher=seen.append):
+    with overriding_config(watcher=seen.append):
         overlap.run(main, ranks=ranks, cluster="trn1.32xlarge", clock=Virtual(shapes_only=True), algorithm=algorithm)
     return seen[0]
 

@@ -32,7 +32,7 @@ def test_columns_are_sorted_as_spans_are(timeline, shuffle):
 @given(traces(), st.integers(0, 30))
 def test_what_is_near_a_window_is_all_that_matters_inside(timeline, end):
     window = (end // 2, end)
-    near = timeline.chosen(timeline.columns.near(window))
+    near = timeline.chosen(timeline.columns.spans_near(window))
     touching = [span for span in timeline.spans if span.start_ns <= end and span.end_ns >= end // 2]
     assert [span for span in touching if span not in near] == []
     touched = {span.info.seq for span in touching if span.info}
@@ -54,7 +54,7 @@ def test_of_a_step_the_figures_are_the_same_whatever_else_was_recorded():
 
 def test_a_span_is_made_once():
     one = Timeline.of_columns(columns_from_spans([comm(0, 1, 2, 3), compute(0, 0, 9)]), world_size=1)
-    (near,) = one.chosen(one.columns.near((9, 12)))
+    (near,) = one.chosen(one.columns.spans_near((9, 12)))
     assert near is one.spans[0]
     assert one.spans[1:] == list(one.spans)[1:]
     assert one.spans[-1] is list(one.spans)[1]

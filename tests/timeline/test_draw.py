@@ -11,13 +11,20 @@ from rich.style import Style
 
 from overlap.errors import UsageError
 from overlap.timeline import Recorder, Timeline, TimelineView
-from overlap.timeline.draw.axis import ruler, tick_step_ns
-from overlap.timeline.draw.lanes import Canvas, _paint_units, coverage, draw_lanes, draw_row, stream_lane
+from overlap.timeline.draw.axis import ruler_line, tick_step_ns
+from overlap.timeline.draw.lanes import (
+    Canvas,
+    _paint_units,
+    draw_half_block_row,
+    draw_lanes,
+    draw_stream_lane,
+    find_coverage,
+)
 from overlap.timeline.draw.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 from overlap.timeline.measure.activity import Activity
 from overlap.timeline.measure.intervals import intersect, merge
 from overlap.timeline.measure.steps import rank_windows
-from overlap.units import unit_for
+from overlap.units import axis_unit
 from tests.timeline.made import render_text
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -37,7 +44,7 @@ def cover_of(compute, comm, length=None):
         recorder.append(("step", "step", "step 0", 0, length, 0))
     timeline = Timeline.collect([recorder], world_size=1)
     (window,) = windows = rank_windows(timeline)
-    return coverage(Activity(timeline, windows), window)
+    return find_coverage(Activity(timeline, windows), window)
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, 300])
@@ -77,16 +84,16 @@ def test_an_edge_between_hidden_and_exposed_shows_both_colours():
 
 def test_one_row_has_compute_above_and_communication_below():
     cover = cover_of([(0, 2), (4, 5)], [(1, 4)])
-    assert text_of(draw_row(cover, Canvas((0, 6), 6, color=False))) == "▀█▄▄▀ "
-    assert draw_row(cover, Canvas((0, 6), 6, color=True)) == [
+    assert text_of(draw_half_block_row(cover, Canvas((0, 6), 6, color=False))) == "▀█▄▄▀ "
+    assert draw_half_block_row(cover, Canvas((0, 6), 6, color=True)) == [
         ("▀", COMPUTE),
         ("▀", f"{COMPUTE} on {HIDDEN}"),
         ("▄▄", EXPOSED),
         ("▀", COMPUTE),
         (" ", ""),
     ]
-    assert text_of(draw_row(cover, Canvas((0, 6), 2, color=False))) == "█▞"
-    assert text_of(draw_row(cover, Canvas((0, 6), 6, ascii=True))) == "#=!!#."
+    assert text_of(draw_half_block_row(cover, Canvas((0, 6), 2, color=False))) == "█▞"
+    assert text_of(draw_half_block_row(cover, Canvas((0, 6), 6, ascii=True))) == "#=!!#."
 
 
 def test_ascii_lanes():
@@ -231,7 +238,7 @@ def test_waiting_differs_from_bytes_and_is_named_where_there_is_room():
 
 def test_a_stream_shows_only_what_is_its_own():
     cover = cover_of([], [(0, 40)])
-    assert text_of(stream_lane(merge([(8, 16)]), cover, Canvas((0, 40), 5))) == " █   "
+    assert text_of(draw_stream_lane(merge([(8, 16)]), cover, Canvas((0, 40), 5))) == " █   "
 
 
 @given(
@@ -278,7 +285,7 @@ def test_an_unknown_step_is_refused_before_drawing(training):
 
 
 def test_units_and_ticks():
-    assert [unit_for(length) for length in (0, 999, 1000, 10**6, 10**10)] == [
+    assert [axis_unit(length) for length in (0, 999, 1000, 10**6, 10**10)] == [
         ("ns", 1),
         ("ns", 1),
         ("us", 1000),
@@ -286,5 +293,5 @@ def test_units_and_ticks():
         ("s", 10**9),
     ]
     assert [tick_step_ns(length, 60) for length in (5, 6, 30, 100, 101, 51_000)] == [1, 2, 10, 20, 50, 20_000]
-    assert ruler(100, 60, mark="|") == "|0 ns       |20 ns      |40 ns      |60 ns      |80 ns"
-    assert ruler(82, 60, mark="|") == "|0 ns         |20 ns         |40 ns        |60 ns         |"
+    assert ruler_line(100, 60, mark="|") == "|0 ns       |20 ns      |40 ns      |60 ns      |80 ns"
+    assert ruler_line(82, 60, mark="|") == "|0 ns         |20 ns         |40 ns        |60 ns         |"

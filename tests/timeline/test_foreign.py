@@ -13,12 +13,12 @@ import trio
 
 import overlap
 from overlap.cli import main
-from overlap.config import overriding
+from overlap.config import overriding_config
 from overlap.errors import OverlapError, UsageError
 from overlap.explain.oddities import describe_oddities
 from overlap.timeline import TimelineView, breakdowns, merged, read_trace, write_trace
 from overlap.timeline.files import children
-from overlap.timeline.measure.operations import operations
+from overlap.timeline.measure.operations import sum_operations_by_line
 
 
 def written(tmp_path, document, name="t.json"):
@@ -83,7 +83,7 @@ def test_kernels_are_computes_and_those_of_a_library_communication(tmp_path):
     timeline = read_trace(written(tmp_path, kineto(1, events)))
     (row,) = breakdowns(timeline)
     assert (row.rank, row.compute_ns, row.comm_ns, row.overlapped_ns) == (1, 30_000, 40_000, 20_000)
-    (row,) = operations(timeline)
+    (row,) = sum_operations_by_line(timeline)
     assert (row.op, row.nbytes, row.ranks) == ("all_reduce", 2048, 2)
 
 
@@ -128,7 +128,7 @@ def test_a_drawing_says_that_the_run_has_not_ended_well(tmp_path, how):
         await trio.sleep(9.0)
 
     timelines = []
-    with overriding(watcher=timelines.append), pytest.raises(OverlapError):
+    with overriding_config(watcher=timelines.append), pytest.raises(OverlapError):
         overlap.run(main, ranks=2, clock="virtual", timeout_s=2.0 if how == "was stopped" else None)
     title = "".join(text for text, _ in TimelineView(timelines[0]).lines(width=120)[0])
     assert title == f"whole run: 2 of 2 ranks, virtual time, of a run that {how}; ranks in one row are equal"

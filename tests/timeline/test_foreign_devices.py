@@ -8,7 +8,7 @@ import overlap
 from overlap.explain.oddities import describe_oddities
 from overlap.timeline.files.reading import read_trace
 from overlap.timeline.measure.metrics import breakdowns
-from overlap.timeline.measure.operations import operations
+from overlap.timeline.measure.operations import sum_operations_by_line
 from overlap.timeline.spans import Timeline
 from tests.explain.profiles import Recording
 
@@ -110,5 +110,5 @@ def test_operations_of_other_sizes_are_rows_of_their_own(tmp_path: Path) -> None
     rec = Recording()
     for at, count in enumerate((1024, 4096, 1024)):
         rec.collective(100 * at, 100 * at + 10 + at, count=count, size=1)
-    rows = operations(read(tmp_path, rec))
+    rows = sum_operations_by_line(read(tmp_path, rec))
     assert [(row.count, row.nbytes, row.transfer_ns) for row in rows] == [(2, 8192, 22_000), (1, 16384, 11_000)]

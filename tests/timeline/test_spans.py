@@ -123,7 +123,7 @@ def test_a_compute_knows_where_and_when_it_was_issued():
 
 
 def test_a_message_is_of_two_ranks_and_a_compute_has_its_line():
-    from overlap.config import overriding
+    from overlap.config import overriding_config
 
     seen: list[Timeline] = []
 
@@ -134,7 +134,7 @@ def test_a_message_is_of_two_ranks_and_a_compute_has_its_line():
         elif rank.rank == 0:
             rank.recv(np.zeros(3), 2)
 
-    with overriding(watcher=seen.append):
+    with overriding_config(watcher=seen.append):
         overlap.run(main, ranks=3)
     spans = seen[0].spans
     assert {span.info.ranks for span in spans if span.kind == "comm"} == {(2, 0)}

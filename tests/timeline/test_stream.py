@@ -32,7 +32,7 @@ def step(recorder, index, *, computes=2):
 
 def growing_file(path, *recorders, clock=None):
     file = TraceFile(path)
-    file.begin(Header(world_size=2, clock="real", meta={"script": "t"}, run="job.0"), recorders, clock=clock)
+    file.begin_section(Header(world_size=2, clock="real", meta={"script": "t"}, run="job.0"), recorders, clock=clock)
     return file
 
 

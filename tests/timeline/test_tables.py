@@ -14,9 +14,9 @@ from overlap.explain.spans import pieces_of_spans
 from overlap.timeline import Span, breakdowns, write_trace
 from overlap.timeline.measure.activity import Activity
 from overlap.timeline.measure.critical_path import critical_path
-from overlap.timeline.measure.operations import operations
+from overlap.timeline.measure.operations import sum_operations_by_line
 from overlap.timeline.measure.steps import rank_windows
-from overlap.units import columns
+from overlap.units import format_table
 from tests.timeline.made import comm, compute, timeline_of, traces
 
 
@@ -29,7 +29,7 @@ def one_late():
 
 
 def test_operations_are_added_up_by_place():
-    (row,) = operations(one_late())
+    (row,) = sum_operations_by_line(one_late())
     assert (row.op, row.call_site, row.algorithm, row.count, row.nbytes) == ("all_reduce", "train.py:9", "ring", 2, 16)
     assert (row.queued_ns, row.waiting_ns, row.transfer_ns, row.exposed_ns) == (500, 16_000, 17_000, 33_000)
     assert row.algbw_bytes_per_s == pytest.approx(16 / 17e-6)
@@ -44,7 +44,7 @@ def test_operations_are_added_up_by_place():
 @given(traces())
 def test_exposed_time_of_lines_adds_up_to_that_of_the_ranks(timeline):
     """Traces have up to four operations in flight together."""
-    rows, ranks = operations(timeline), breakdowns(timeline)
+    rows, ranks = sum_operations_by_line(timeline), breakdowns(timeline)
     assert sum(row.exposed_ns for row in rows) == sum(rank.exposed_ns for rank in ranks)
     assert sum(row.exposed_waiting_ns for row in rows) == sum(rank.waiting_ns for rank in ranks)
 
@@ -52,7 +52,10 @@ def test_exposed_time_of_lines_adds_up_to_that_of_the_ranks(timeline):
 def test_operations_in_flight_together_share_exposed_time():
     """The oldest that moves bytes has it, or else the oldest that waits."""
     timeline = timeline_of(comm(0, 0, 6, 20, seq=0, site="a.py:1"), comm(0, 1, 4, 30, seq=1, site="b.py:1"))
-    assert [(row.call_site, row.exposed_ns) for row in operations(timeline)] == [("a.py:1", 4 + 14), ("b.py:1", 2 + 10)]
+    assert [(row.call_site, row.exposed_ns) for row in sum_operations_by_line(timeline)] == [
+        ("a.py:1", 4 + 14),
+        ("b.py:1", 2 + 10),
+    ]
     (wire,) = [cause for cause in explain_timeline(timeline).causes if cause.cause == "wire"]
     assert wire.places == ("all_reduce at a.py:1 (14 ns)", "all_reduce at b.py:1 (12 ns)")
 
@@ -68,7 +71,7 @@ def test_an_operation_that_began_before_the_window_of_its_step_is_exposed_in_it(
             replace(compute(0, at + 100, at + 110), step=step),
         ]
     timeline = timeline_of(*spans)
-    (row,) = operations(timeline, step=1)
+    (row,) = sum_operations_by_line(timeline, step=1)
     (rank,) = breakdowns(timeline, step=1)
     assert (row.count, row.exposed_ns, rank.exposed_ns) == (1, 90, 90)
 
@@ -89,7 +92,7 @@ def test_operations_belong_to_the_step_that_issued_them():
     ]
     timeline = timeline_of(*steps, *work, *issued)
     for step, nbytes in ((0, 64), (1, 128)):
-        (one,) = operations(timeline, step=step)
+        (one,) = sum_operations_by_line(timeline, step=step)
         assert (one.count, one.nbytes) == (2, 2 * nbytes)
 
 
@@ -116,8 +119,8 @@ def test_tables_of_steps_that_overlap_say_what_the_verdict_says():
     for step, waiting_ns in ((0, 0), (1, 20)):
         exposed_ns = sum(rank.exposed_ns for rank in breakdowns(timeline, step=step))
         pieces = pieces_of_spans(Activity(timeline, rank_windows(timeline, step=step)))
-        assert pieces.costs().get("waiting", 0) == waiting_ns
-        (row,) = operations(timeline, step=step)
+        assert pieces.cost_by_cause().get("waiting", 0) == waiting_ns
+        (row,) = sum_operations_by_line(timeline, step=step)
         assert (row.count, row.exposed_ns, row.exposed_waiting_ns) == (2, exposed_ns, waiting_ns)
 
 
@@ -150,11 +153,11 @@ def test_the_links_of_a_critical_path_follow_each_other(timeline):
 
 def test_narrow_tables_wrap_words_and_then_leave_figures_out():
     rows = [["a long name of something", "1", "22"]]
-    assert columns(["what", "n", "m"], rows, width=80, words=[0])[1] == "a long name of something  1  22"
-    assert columns(["what", "n", "m"], rows, width=24, words=[0])[1:] == ["a long name of     1  22", "something"]
-    assert columns(["what", "n", "m"], rows, width=18, words=[0])[1:] == ["a long name of  1", "something"]
+    assert format_table(["what", "n", "m"], rows, width=80, words=[0])[1] == "a long name of something  1  22"
+    assert format_table(["what", "n", "m"], rows, width=24, words=[0])[1:] == ["a long name of     1  22", "something"]
+    assert format_table(["what", "n", "m"], rows, width=18, words=[0])[1:] == ["a long name of  1", "something"]
     place = [("models/transformer/attention.py:41", "1", "22")]
-    assert columns(["what", "n", "m"], place, width=24, words=[0])[1:] == [
+    assert format_table(["what", "n", "m"], place, width=24, words=[0])[1:] == [
         "models/transforme  1  22", "r/attention.py:41",
     ]  # fmt: skip
 

@@ -119,7 +119,7 @@ def slices_by_thread(events):
 
 
 def to_events(timeline):
-    text = SectionWriter().spans(timeline.columns).decode()
+    text = SectionWriter().encode_spans(timeline.columns).decode()
     return json.loads(f"[{text.removeprefix(',')}]")
 
 
@@ -147,7 +147,7 @@ def test_nothing_crosses_whatever_overlaps(comm, compute):
     for start, end in compute:
         recorder.append(("compute", "compute", "f", start, end, None))
     for columns in (recorder.columns(), Timeline.collect([recorder], world_size=1).columns):
-        check_viewable(json.loads(f"[{SectionWriter().spans(columns).decode()[1:]}]"))
+        check_viewable(json.loads(f"[{SectionWriter().encode_spans(columns).decode()[1:]}]"))
 
 
 def test_crossing_operations_of_a_stream_move_to_further_threads():

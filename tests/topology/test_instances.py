@@ -30,7 +30,7 @@ FACTS = [
 def test_figures(name, ranks, devices, wires, wire_rate, nics, nic_rate):
     cluster = topology.cluster(name)
     assert (cluster.world_size, cluster.ranks_per_node, cluster.devices_per_node) == (ranks, ranks, devices)
-    assert max(len(cluster.wiring.adjacent(device)) for device in range(devices)) == wires
+    assert max(len(cluster.wiring.adjacent_devices(device)) for device in range(devices)) == wires
     assert cluster.nics_per_node == nics
     if wire_rate is not None:
         assert cluster.bandwidth_bytes_per_s(cluster.machine.wires.link) == wire_rate

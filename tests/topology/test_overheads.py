@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 
 from overlap.collectives.generators import generate
-from overlap.collectives.placement import place
+from overlap.collectives.placement import place_group
 from overlap.cost.clocks import cost
 from overlap.cost.parameters import IDEAL, cost_parameters
 from overlap.cost.placed import place_rounds
@@ -155,7 +155,7 @@ def two_nodes_s(machine, nbytes):
     """Return the time of one message between two nodes."""
     ranks = (0, machine.ranks_per_node)
     table = read_rounds(generate("permute", "mesh", 2, pairs=((0, 1),)))
-    return cost(place_rounds(place(machine, ranks), table, parameters=cost_parameters(machine)), nbytes).total_s
+    return cost(place_rounds(place_group(machine, ranks), table, parameters=cost_parameters(machine)), nbytes).total_s
 
 
 @pytest.mark.parametrize(("nbytes", "share"), [(10, 0.25), (1000, 0.25), (31_622.7766, 0.5), (1e6, 0.75), (1e9, 0.75)])
@@ -168,7 +168,7 @@ def test_small_messages_get_less_of_a_wire(load, nbytes, share):
 def test_many_senders_to_one_receiver_wait_for_each_other(load):
     machine = load(BARE + "[collectives.wires.nvlink]\nincast_s = 3e-6\n")
     table = read_rounds(generate("gather", "mesh", 4))
-    placed = place_rounds(place(machine, (0, 2, 4, 6)), table, parameters=cost_parameters(machine))
+    placed = place_rounds(place_group(machine, (0, 2, 4, 6)), table, parameters=cost_parameters(machine))
     assert cost(placed, 0).total_s == pytest.approx(1e-6 + 2 * 3e-6)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from overlap.collectives.call import Call, call
 from overlap.collectives.kinds import Collective
-from overlap.runtime.engine.host_memory import _table
+from overlap.runtime.engine.host_memory import _make_table
 from overlap.runtime.engine.pulls import pulls
 from tests.threads import running
 from transports.shared_memory.board import BOARD_BYTES
@@ -61,7 +61,7 @@ class Host:
 
     def submit(self, rank: int, what: Call, number: int, x: Array | None, out: Array | None, priority: int = 0) -> Any:
         """Begin a rank's end of an operation."""
-        table, tag = _table(what, rank), (number + 1) << 8
+        table, tag = _make_table(what, rank), (number + 1) << 8
         source, target = (0 if each is None else each.ctypes.data for each in (x, out))
         args = (self.boards[rank], table, (x, out), number, tag, source, target, priority, 0)
         run = self.engines[rank].submit(*args, 0)
@@ -113,7 +113,7 @@ def expected(what: Call, xs: Sequence[Array], rank: int, out: Array) -> Array:
             out[start : start + size] = parts[0]
         else:
             with np.errstate(all="ignore"):
-                what.reducer.fold(parts, out[start : start + size])
+                what.reducer.reduce_into(parts, out[start : start + size])
     return out
 
 
@@ -138,14 +138,14 @@ def carry_out(host: Host, what: Call, number: int, *, seed: int, in_place: bool 
     for rank in map(int, np.random.default_rng(seed).permutation(what.size)):
         got = what.kind is not Collective.BARRIER and bool(pulls(what, rank))
         given = xs[rank].copy()
-        out = given if in_place else np.zeros(what.result_at(rank), what.dtype) if got else None
+        out = given if in_place else np.zeros(what.result_shape_at(rank), what.dtype) if got else None
         outs.append((rank, given, out))
         runs.append((rank, host.submit(rank, what, number, given, out)))
     for rank, run in runs:
         assert host.wait(rank, run) == DONE
     for rank, _, out in outs:
         if out is not None and (what.size > 1):
-            want = expected(what, xs, rank, np.zeros(what.result_at(rank), what.dtype).reshape(-1))
+            want = expected(what, xs, rank, np.zeros(what.result_shape_at(rank), what.dtype).reshape(-1))
             assert alike(out.reshape(-1), want), (what, rank)
 
 
@@ -174,7 +174,7 @@ def test_every_collective(size: int, count: int, reads: bool) -> None:
 
 
 def carried_out_by_none(host: Host, what: Call, number: int) -> bool:
-    outs = [np.zeros(what.result_at(rank), what.dtype) for rank in range(what.size)]
+    outs = [np.zeros(what.result_shape_at(rank), what.dtype) for rank in range(what.size)]
     runs = [host.submit(rank, what, number, x, outs[rank]) for rank, x in enumerate(inputs(what))]
     return [host.wait(rank, run) for rank, run in enumerate(runs)] == [HOMELESS] * what.size
 
@@ -324,7 +324,7 @@ def test_garbage_in_the_rows_of_a_peer_harms_nobody_else(seed: int) -> None:
         count = rng.choice([1, 6, 500, 6_000, 48_000, COUNTS["private"]])
         kind, op = rng.choice([("all_reduce", "sum"), ("all_gather", None), ("all_to_all", None)])
         what = made(kind, op, np.float32, count + count % 2, 2)
-        size = int(np.prod(what.result_at(0)))
+        size = int(np.prod(what.result_shape_at(0)))
         room = np.full(size + 2, 7.0, np.float32)
         x = np.ones(what.shape or (), np.float32)
         run = host.submit(0, what, number, x, room[1:-1])

@@ -30,7 +30,7 @@ S = 10**9
 def test_own_time_leaves_out_the_delay_of_the_most_delayed_thread(
     before: Mapping[str, int], after: Mapping[str, int], own_s: float
 ) -> None:
-    assert Instant(30 * S, after).since(Instant(20 * S, before)) == own_s
+    assert Instant(30 * S, after).own_seconds_since(Instant(20 * S, before)) == own_s
 
 
 def test_the_delay_of_the_thread_that_watches_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ class Clock:
         """Let others run for 1 ms each ms; return when the core was left."""
         while self.now_s < until_s:
             self.now_s += 0.001
-            crowding.leave_if_shared(0.001)
+            crowding.leave_shared_core(0.001)
         return self.left_s
 
 
@@ -111,7 +111,7 @@ def test_where_threads_may_not_be_moved_it_stays(monkeypatch: pytest.MonkeyPatch
 
 def test_a_core_that_others_hardly_use_is_not_left() -> None:
     clock = Clock()
-    assert not Crowding(clock.leave, clock).leave_if_shared(10e-6)
+    assert not Crowding(clock.leave, clock).leave_shared_core(10e-6)
     assert clock.left_s == []
 
 
@@ -130,13 +130,13 @@ def test_after_a_while_alone_the_next_shared_core_is_left_at_once_again() -> Non
     clock.crowded(crowding, 3.0)
     clock.now_s += 2.0
     clock.left_s.clear()
-    crowding.leave_if_shared(0.001)
+    crowding.leave_shared_core(0.001)
     clock.now_s += 0.0021
-    crowding.leave_if_shared(0.001)
+    crowding.leave_shared_core(0.001)
     assert len(clock.left_s) == 2
 
 
 def test_patience_without_it_stays_where_it_is() -> None:
     clock = Clock()
-    assert not Patience(50e-6).leave_if_crowded(1.0)
-    assert Patience(50e-6, Crowding(clock.leave, clock)).leave_if_crowded(1.0)
+    assert not Patience(50e-6).leave_crowded_core(1.0)
+    assert Patience(50e-6, Crowding(clock.leave, clock)).leave_crowded_core(1.0)

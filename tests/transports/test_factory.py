@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 import transports
 from tests.errors import error_from
 from transports import ArgumentError, Efa, Envelope, NeuronLink, Recording, Router, TransportClosedError
-from transports.factory import Bootstrap, UnknownTransportError, check, find, names
+from transports.factory import Bootstrap, UnknownTransportError, check_name, find_factory, known_names
 
 # -- transports by name: ours, and those that other packages bring -----------------------------------------------------
 
@@ -38,40 +38,40 @@ def install(folder: Path, name: str, target: str, code: str) -> None:
 
 
 def test_ours_are_made_by_their_factories() -> None:
-    efa = find("efa")(bootstrap(placement=[[0, 1], [2]], options={"rails": 2, "of another transport": None}))
+    efa = find_factory("efa")(bootstrap(placement=[[0, 1], [2]], options={"rails": 2, "of another transport": None}))
     assert isinstance(efa, Efa)
-    assert find("sockets") is find("efa")
+    assert find_factory("sockets") is find_factory("efa")
     assert (efa.ranks, efa.peers) == ((0, 1), (2,))
-    assert isinstance(find("neuronlink")(bootstrap()), NeuronLink)
+    assert isinstance(find_factory("neuronlink")(bootstrap()), NeuronLink)
 
 
 def test_arguments_are_checked_by_the_transport() -> None:
     with pytest.raises(ArgumentError, match="neuronlink joins the ranks of one process; there are 2"):
-        find("neuronlink")(bootstrap(placement=[[0], [1]]))
+        find_factory("neuronlink")(bootstrap(placement=[[0], [1]]))
     with pytest.raises(ArgumentError, match="rails: expected 1 to 64, or as many local addresses, got 0"):
-        find("efa")(bootstrap(placement=[[0], [1]], options={"rails": 0}))
+        find_factory("efa")(bootstrap(placement=[[0], [1]], options={"rails": 0}))
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(UnknownTransportError, match=f"^'pidgin' is an unknown transport; {NOBODY_INSTALLED}"):
-        find("pidgin")
+        find_factory("pidgin")
 
 
 def test_an_installed_package_brings_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, "pigeon", "pigeon_post:make", "def make(bootstrap): return ('pigeon', bootstrap.member)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    check("pigeon")
-    assert names() == ("efa", "neuronlink", "shared_memory", "sockets", "pigeon")
-    assert find("pigeon")(bootstrap()) == ("pigeon", 0)
+    check_name("pigeon")
+    assert known_names() == ("efa", "neuronlink", "shared_memory", "sockets", "pigeon")
+    assert find_factory("pigeon")(bootstrap()) == ("pigeon", 0)
     with pytest.raises(UnknownTransportError, match=f"{NOBODY_INSTALLED}, pigeon"):
-        check("pidgin")
+        check_name("pidgin")
 
 
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
         ("import no_such_bird\n", r"^'lame' cannot be loaded from lame_bird \(lame_bird:make\): ModuleNotFoundError"),
-        ("make = 'a name'\n", r"^'lame' \(lame_bird:make\) is 'a name'; a factory is called$"),
+        ("make = 'a name'\n", r"^'lame' \(lame_bird:make\) is 'a name'; register a function$"),
     ],
 )
 def test_what_cannot_be_loaded_says_why(
@@ -81,7 +81,7 @@ def test_what_cannot_be_loaded_says_why(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(__import__("sys").modules, "lame_bird", raising=False)
     with pytest.raises(UnknownTransportError, match=reason):
-        find("lame")
+        find_factory("lame")
 
 
 # -- the router: who is reached over what ------------------------------------------------------------------------------

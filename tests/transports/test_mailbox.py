@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests.threads import run_threads, running
-from transports.signature import parts_agree
+from transports.signature import fingerprints_agree
 
 from .mailbox_builds import COMPILER, DELAYS, build
 
@@ -377,7 +377,7 @@ def test_a_part_of_a_fingerprint_is_equal_or_open(pair: Boxes, mine: int, theirs
     out = np.zeros(4, np.uint8)
     pair.boxes[0].send(1, 0, theirs, b"", None, 4, out)
     got = pair.boxes[1].receive(0, 0, mine, b"", None, 4, out)
-    assert (pair.wait(1, got) == DONE) == agree == parts_agree(mine, theirs) == parts_agree(theirs, mine)
+    assert (pair.wait(1, got) == DONE) == agree == fingerprints_agree(mine, theirs) == fingerprints_agree(theirs, mine)
 
 
 @pytest.mark.parametrize("nbytes", [0, 4, RING_BYTES // 2, 5 * RING_BYTES])

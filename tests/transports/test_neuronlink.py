@@ -197,7 +197,7 @@ async def test_closing_ends_what_waits_and_what_comes(autojump_clock) -> None:
     assert sorted(errors) == [
         "message from rank 0 to rank 1, tag 3: the transport has been closed",
         "message from rank 0 to rank 1, tag 4: the transport has been closed",
-        "message from rank 1 to rank 0, tag 5: the transport has been closed",
+        "message from rank 1 to rank 0, tag 5: the transport has been closed; make another one",
     ]
 
 

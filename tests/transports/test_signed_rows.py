@@ -23,7 +23,7 @@ from .test_collectives_of_engines import (
     MISMATCH,
     PENDING,
     Host,
-    _table,
+    _make_table,
     made,
     native,
 )
@@ -43,9 +43,9 @@ def host() -> Iterator[Host]:
 
 def begin(host: Host, rank: int, what: Call, number: int, call: int, count: int = 6, text: bytes = b"") -> object:
     """Begin a rank's end of an operation; the call is the upper part of its tag, and of its fingerprint."""
-    x, out = np.ones(count, np.float32), np.zeros(int(np.prod(what.result_at(rank))), np.float32)
+    x, out = np.ones(count, np.float32), np.zeros(int(np.prod(what.result_shape_at(rank))), np.float32)
     tag = call << 24 | (number & 0xFFFF) << 8
-    args = (host.boards[rank], _table(what, rank), (x, out), number, tag, x.ctypes.data, out.ctypes.data, 0, 0, 0)
+    args = (host.boards[rank], _make_table(what, rank), (x, out), number, tag, x.ctypes.data, out.ctypes.data, 0, 0, 0)
     return host.engines[rank].submit(*args, call << 40, text or b"call %d" % call)
 
 
@@ -113,7 +113,7 @@ def test_a_row_is_written_only_where_it_held_another_signature(host: Host) -> No
 def test_without_signatures_no_rank_looks_for_other_calls(host: Host) -> None:
     x, out = np.ones(6, np.float32), np.zeros(6, np.float32)
     for rank, call in ((0, 5), (1, 6)):
-        args = (host.boards[rank], _table(ALL_REDUCE, rank), None, 0, call << 24, x.ctypes.data, out.ctypes.data)
+        args = (host.boards[rank], _make_table(ALL_REDUCE, rank), None, 0, call << 24, x.ctypes.data, out.ctypes.data)
         run = host.engines[rank].submit(*args, 0, 0, 0)
     assert host.wait(1, run, 0.2) == PENDING
     host.engines[1].cancel(run)
@@ -247,7 +247,7 @@ def test_garbage_while_operations_are_under_way(seed: int) -> None:
             dtype = rng.choice([np.float32, np.float16, ml_dtypes.bfloat16, np.complex64])
             kind, op = rng.choice([("all_reduce", "sum"), ("reduce_scatter", "sum"), ("all_gather", None)])
             what = made(kind, op, dtype, count, 3)
-            rooms = [np.full(int(np.prod(what.result_at(rank))) + 2, 7, dtype) for rank in range(3)]
+            rooms = [np.full(int(np.prod(what.result_shape_at(rank))) + 2, 7, dtype) for rank in range(3)]
             xs = [np.ones(count, dtype) for _ in range(3)]
             runs = [host.submit(rank, what, number, xs[rank], rooms[rank][1:-1]) for rank in range(3)]
             for rank, run in enumerate(runs):

@@ -21,8 +21,8 @@ from transports import (
     TransportClosedError,
 )
 from transports.request import Done
-from transports.wire import finish
-from transports.wrappers import Later, RelayedRequest, WrappedWire
+from transports.wire import begin_and_wait
+from transports.wrappers import DelayedMessages, RelayedRequest, WrappedWire
 
 # -- recording, Faulty and the gate that keeps held-up messages in order -----------------------------------------------
 
@@ -70,7 +70,7 @@ async def test_messages_that_wait_begin_in_order_and_give_way_when_withdrawn(aut
     def begin(number: int, done: Done) -> None:
         begun.append(number)
 
-    later, lane = Later(), (0, 1, 2)
+    later, lane = DelayedMessages(), (0, 1, 2)
     requests = [RelayedRequest(ended.append, 8, partial(begin, number)) for number in range(5)]
     with pytest.raises(TransportClosedError, match="is not open"):
         later.hold(lane, requests[0])
@@ -101,7 +101,7 @@ async def test_a_message_that_is_planned_anew_begins_at_its_last_time(autojump_c
     def begin(done: Done) -> None:
         begun.append(trio.current_time())
 
-    later, request = Later(), RelayedRequest(lambda _: None, 8, begin)
+    later, request = DelayedMessages(), RelayedRequest(lambda _: None, 8, begin)
     async with trio.open_nursery() as nursery:
         later.runs = True
         nursery.start_soon(later.run)
@@ -290,7 +290,7 @@ async def test_a_request_that_ends_in_another_thread_wakes_its_task() -> None:
     ended: list[Request | None] = []
 
     async def wait() -> None:
-        ended.append(await finish(begin))
+        ended.append(await begin_and_wait(begin))
 
     def begin(done: Callable[[Request], None]) -> Request:
         begun.append(Request(done))
@@ -321,7 +321,7 @@ async def test_a_cancelled_call_waits_for_the_end_of_its_request(ends: str) -> N
 
     async def call() -> None:
         try:
-            await finish(begin)
+            await begin_and_wait(begin)
             ended.append("well")
         except trio.Cancelled:
             ended.append("cancelled")

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from overlap.waits.ends import Seen
 from overlap.waits.judge import Kind, judge
-from overlap.waits.wording import rows, sentence
+from overlap.waits.wording import wait_rows, wait_sentence
 
 from .cases import CASES, DONE, REDUCE, SLEEPS, call, end, message, others, view
 
@@ -19,7 +19,7 @@ from .cases import CASES, DONE, REDUCE, SLEEPS, call, end, message, others, view
 def test_kind_culprits_and_sentence(case):
     views, size, kind, culprits, text = CASES[case]
     verdict = judge(views, size)
-    assert (verdict.kind, verdict.culprits, sentence(verdict)) == (kind, culprits, text)
+    assert (verdict.kind, verdict.culprits, wait_sentence(verdict)) == (kind, culprits, text)
 
 
 def permuted(views, to):
@@ -58,7 +58,7 @@ def test_a_mismatch_that_has_ended_comes_second():
     verdict = judge(views, 3)
     assert (verdict.kind, verdict.culprits) == (Kind.LATE, (2,))
     assert verdict.earlier is not None
-    assert sentence(verdict.earlier).startswith("rank 2 called all_reduce #0 of group 'world' (train.py:10) with ")
+    assert wait_sentence(verdict.earlier).startswith("rank 2 called all_reduce #0 of group 'world' (train.py:10) with ")
     alone = judge([view(each.rank, *each.ends[:1]) for each in views], 3)
     assert (alone.kind, alone.culprits, alone.earlier) == (Kind.MISMATCH, (2,), None)
 
@@ -113,8 +113,8 @@ def test_a_thousand_ranks_take_a_few_calls_for_each_end(case):
 
 def test_rows_begin_with_the_culprit():
     views, size, *_ = CASES["computes"]
-    table = rows(views, size, judge(views, size))
-    assert [(row.view.rank, row.line()) for row in table] == [
+    table = wait_rows(views, size, judge(views, size))
+    assert [(row.view.rank, row.describe_wait()) for row in table] == [
         (2, "computes 'tokenise' (train.py:7)"),
         *((rank, "all_reduce #1 of group 'world' (train.py:10); waits for rank 2") for rank in (0, 1, 3)),
     ]

@@ -123,11 +123,11 @@ def test_a_planted_hang_has_one_sentence(
         return (await error_from(StallError, overlap.run_async(main, ranks=3, timeout_s=60))).sentence
 
     live = trio.run(world, clock=MockClock(autojump_threshold=0))
-    found = [hang.judge([tmp_path / "records"])]
+    found = [hang.judge_stuck_job([tmp_path / "records"])]
     if dumped is not None:
         groups = {"0": ("world", [0, 1, 2]), "1": ("tp", sorted(roles[:2])), "2": ("dp", sorted(roles[:2]))}
         ranks = [entries for _, entries in sorted(zip(roles, dumped(roles), strict=True))]
-        found.append(hang.judge([write(tmp_path / "dumps", ranks, groups=groups)]))
+        found.append(hang.judge_stuck_job([write(tmp_path / "dumps", ranks, groups=groups)]))
     tested = Ranks().run(main, ranks=3, check=False).verdict
     assert tested is not None
     assert {(each.verdict, tuple(each.ranks)) for each in found} == {(kind, culprits)}

@@ -108,10 +108,10 @@ class Departures:
                 return chunk
         return self._outgoing.next_chunk()
 
-    def count_written(self, chunk: Chunk) -> None:
+    def count_written_chunk(self, chunk: Chunk) -> None:
         """Count a chunk that the system has taken; the last chunk of an unconfirmed send ends the send."""
         if chunk.offset + chunk.nbytes == chunk.send.nbytes and not self._limits.confirms(chunk.send.nbytes):
-            self._outgoing.end_departed(chunk.send)
+            self._outgoing.end_departed_send(chunk.send)
 
     def entry_to_keep(self, chunk: Chunk) -> Chunk:
         """Return what a rail keeps of a chunk that it has written, to repeat it if it does not arrive.
@@ -138,7 +138,7 @@ class Departures:
         """Queue a frame that could not be written at once."""
         self._frames.append(frame)
 
-    def requeue(self, entries: Iterable[Entry]) -> int:
+    def requeue_lost_frames(self, entries: Iterable[Entry]) -> int:
         """Queue the lost frames of a dead rail before all others, to send them again; return their length in bytes.
 
         Chunks of sends that have ended are dropped, and so are entries that need no repetition (None).

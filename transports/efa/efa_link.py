@@ -38,7 +38,7 @@ class EfaLink(MatchedLink):
     Attributes:
         rails: The living rails, in the order of their slots.
         departures: The frames that leave.
-        silent_ticks: Number of calls of `tick` since the last bytes arrived from the process.
+        silent_ticks: Number of calls of `check_liveness` since the last bytes arrived from the process.
         on_loss: Called with the slot of a dead rail that is to be replaced.
         note: Records an event of a rail for the timeline.
         watched: Whether the control plane detects the loss of the process. Then the process may be without any rail for
@@ -87,7 +87,7 @@ class EfaLink(MatchedLink):
         rails = self.rails
         if len(rails) > 1:
             for rail in rails:
-                if rail.rate.measures:
+                if rail.rate.is_measuring:
                     rail.measure_state()
             rails = rails * 2  # a chunk that the last rail leaves may be for the first
         for rail in rails:
@@ -150,7 +150,7 @@ class EfaLink(MatchedLink):
             if losses := rail.check_health():
                 self._report(f"{self.rail_name(rail.index)} {losses}")
 
-    def tick(self, limit_ticks: float, silence_s: float) -> None:
+    def check_liveness(self, limit_ticks: float, silence_s: float) -> None:
         """Request a sign of life on every rail; the owner calls this at regular intervals.
 
         The process is given up if no byte has arrived from it for more than `limit_ticks` calls. So is a single rail
@@ -189,7 +189,7 @@ class EfaLink(MatchedLink):
             ProtocolError: The frame is invalid in this state.
         """
         if kind == MessageKind.ALIVE:
-            rail.release_arrived(*fields)
+            rail.release_arrived_frames(*fields)
         elif kind == MessageKind.BYE:
             self._handle_bye(rail)
         elif self.engine.gone is None and kind == MessageKind.LOST:
@@ -219,7 +219,7 @@ class EfaLink(MatchedLink):
             self.lose(f"the last connection to it{which} was lost: {reason}", evident=evident)
             return
         self._lost_rails[rail.index] = rail, reason
-        self._received_frames[rail.index] = arrived = rail.reading.arrived
+        self._received_frames[rail.index] = arrived = rail.reading.arrived_frames
         if arrived:
             self._last_arrivals[rail.slot] = rail.index, arrived
         self.last_loss = reason
@@ -232,32 +232,26 @@ class EfaLink(MatchedLink):
         self.flush()
 
     def _handle_lost_rail(self, index: int, count: int) -> None:
-        """Handle a `LOST` frame: close the rail that the other side has lost, and send its missing frames again.
-
-        Args:
-            index: Number of the rail.
-            count: Number of frames that had arrived at the other side.
-        """
+        """Handle a `LOST` frame: close the rail, and send the frames after its first `count` again."""
         for rail in tuple(self.rails):
             if rail.index == index:
                 rail.die("the other side has lost it")
         if index not in self._received_frames:
-            self._answer_unknown(index)
+            self._answer_unknown_rail(index)
         if index in self._lost_rails:  # otherwise this LOST is a repetition
             self._repeat_frames(index, count)
 
     def _repeat_frames(self, index: int, count: int) -> None:
         """Queue all frames of a dead rail after the first `count` again, and report that to the user."""
         dead, reason = self._lost_rails.pop(index)
-        nbytes = self.departures.requeue(dead.pop_unarrived(count))
+        nbytes = self.departures.requeue_lost_frames(dead.pop_missing_frames(count))
         others = f" over the other {len(self.rails)}" if self.rails else ""
         self._report(f"{self.rail_name(index)} was lost: {reason}; {nbytes} bytes are sent again{others}")
 
-    def _answer_unknown(self, index: int) -> None:
+    def _answer_unknown_rail(self, index: int) -> None:
         """Answer a `LOST` frame about a rail that this side never had; do nothing if both sides have settled it.
 
-        Raises:
-            FrameError: Neither side has tried to make a rail of this number.
+        Raise `FrameError` if neither side has tried to make a rail of this number.
         """
         tried = self._tried_numbers.get(index % RAILS_LIMIT)
         if tried is None or index > tried:
@@ -299,7 +293,7 @@ class EfaLink(MatchedLink):
         """
         return self._last_arrivals.get(slot, (slot, 0))
 
-    def repeat_missing(self, slot: int, last: int, count: int) -> None:
+    def repeat_missing_frames(self, slot: int, last: int, count: int) -> None:
         """Send frames of a slot's dead rails again that the other side has not received, as it reports in a handshake.
 
         Of rail `last`, the frames after the first `count` are missing; of later rails, all frames are. Earlier rails
@@ -319,12 +313,12 @@ class EfaLink(MatchedLink):
                 raise FrameError(f"{reason}; {SAME_OVERLAP}")
             self._repeat_frames(index, count if index == last else 0)
 
-    def next_number(self, slot: int) -> int:
+    def next_rail_number(self, slot: int) -> int:
         """Return the rail number for the next attempt to connect in a slot, and record it as tried."""
         self._tried_numbers[slot] += RAILS_LIMIT
         return self._tried_numbers[slot]
 
-    def refusal_reason(self, index: int) -> str:
+    def rail_refusal_reason(self, index: int) -> str:
         """Return why the other process may not connect a rail of this number; "" if it may.
 
         In the second case the number is recorded as tried, so a second attempt with the same number is refused.
@@ -352,7 +346,7 @@ class EfaLink(MatchedLink):
         """Fail all calls with the process, and close the rails, without a report; arguments are those of `lose`."""
         if self.engine.gone is not None:
             return
-        self._end(f"{self.name} is lost: {reason}", evident=evident)
+        self._end_engine(f"{self.name} is lost: {reason}", evident=evident)
         for rail in tuple(self.rails):
             rail.die(reason)
 
@@ -360,11 +354,11 @@ class EfaLink(MatchedLink):
         """Record a goodbye on a rail. When all rails have one, the process has left; arrived messages stay."""
         rail.farewell = True
         # A replacement counts once frames have arrived on it: until then the other side may not know of it.
-        in_use = [each for each in self.rails if each.index < RAILS_LIMIT or each.reading.arrived]
+        in_use = [each for each in self.rails if each.index < RAILS_LIMIT or each.reading.arrived_frames]
         if self.engine.gone is None and all(each.farewell for each in in_use):
-            self._end(f"{self.name} has left", keep_arrived=True)
+            self._end_engine(f"{self.name} has left", keep_arrived=True)
 
-    def _end(self, reason: str, *, evident: bool = False, keep_arrived: bool = False) -> None:
+    def _end_engine(self, reason: str, *, evident: bool = False, keep_arrived: bool = False) -> None:
         """Drop all frames, and fail the calls that wait for the process; arguments are as of `Engine.end`."""
         self.departures.clear()
         self.engine.end(reason, evident=evident, keep_arrived=keep_arrived)
@@ -373,7 +367,7 @@ class EfaLink(MatchedLink):
 
     async def leave(self) -> None:
         """Finish matched messages, send goodbyes, and wait until the other side has read all."""
-        await self.wait_until(lambda: self.engine.gone is not None or self._is_quiet())
+        await self.wait_until(lambda: self.engine.gone is not None or self._has_sent_all())
         self.engine.gone = self.engine.gone or "this side has closed"
         for rail in self.rails:
             rail.bye_due = True
@@ -381,9 +375,9 @@ class EfaLink(MatchedLink):
         await self.wait_until(lambda: not self.rails)
         for rail in tuple(self.rails):
             rail.die(self.engine.gone)
-        self._end(self.engine.gone)
+        self._end_engine(self.engine.gone)
 
-    def _is_quiet(self) -> bool:
+    def _has_sent_all(self) -> bool:
         """Whether all frames have left, and every dead rail's missing frames have been sent again."""
         settled = not self._lost_rails and not self.departures.due
         return self.engine.quiet and settled and all(rail.idle for rail in self.rails)

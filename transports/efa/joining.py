@@ -21,7 +21,7 @@ from transports.handshake import HandshakeError
 from transports.identity import Identity
 from transports.meeting import ListeningSockets, Meeting, Place, Stream, address_family
 from transports.patience import usable_cores
-from transports.tcp import set_options, tune_connection
+from transports.tcp import prepare_socket, tune_connection
 
 #: Longest duration of a handshake.
 HANDSHAKE_S = 2.0
@@ -83,9 +83,9 @@ class SocketJoining:
             "rail",
             join_s=join_s,
             handshake_s=HANDSHAKE_S,
-            prepare=partial(set_options, silence_s=silence_s),
+            prepare=partial(prepare_socket, silence_s=silence_s),
             finish=self._make_proved_socket,
-            discard=discard,
+            discard=close_proved_socket,
         )
         self.lasting = lasting
         self.member: int = identity.member
@@ -118,9 +118,9 @@ class SocketJoining:
         hosts = {self.identity if i == self.member else self.meeting.peers[i].host for i in members}
         return len(hosts) > 1 or "" in hosts
 
-    def may_part(self, member: int) -> bool:
-        """Whether a single connection to a joined process may end before the process, see `PeerAddress.may_part`."""
-        return self.meeting.address.may_part(self.meeting.peers[member])
+    def may_disconnect(self, member: int) -> bool:
+        """Whether a single connection to a joined process may end before it, see `PeerAddress.may_disconnect`."""
+        return self.meeting.address.may_disconnect(self.meeting.peers[member])
 
     def has_cores_to_spare(self) -> bool:
         """Whether several processes of the world live on this host, and have at least one core each."""
@@ -147,17 +147,17 @@ class SocketJoining:
         sockets = ListeningSockets(self._addresses, unix=unix, pending=pending, reopens=self.replaces_rails)
         try:
             return await self.meeting.join(
-                sockets, exchange, self._make_address, self._choose_places, self._dial_patiently
+                sockets, exchange, self._make_address, self._choose_places, self._dial_with_retries
             )
         finally:
-            self.report_refused()
+            self.report_refused_connections()
 
     def close(self) -> None:
         """Release the ports, and report refused connections."""
         self.meeting.sockets.close()
-        self.report_refused()
+        self.report_refused_connections()
 
-    def report_refused(self) -> None:
+    def report_refused_connections(self) -> None:
         """Report the number of refused connections to the user, and the last reason."""
         refused = self.meeting.refused
         if refused:
@@ -171,10 +171,9 @@ class SocketJoining:
         return PeerAddress(host=self.identity, unix=sockets.unix, tcp=tcp, lasting=self.lasting, cores=usable_cores())
 
     def _choose_places(self) -> Iterable[Place]:
-        """Return the connections to make: (member, rail) for each rail to each process, without spared processes.
+        """Return (member, rail) for each rail to each process, without spared processes.
 
-        Raises:
-            TransportError: Another process has another number of rails.
+        Raise `TransportError` if another process has another number of rails.
         """
         peers = self.meeting.peers
         if len(peers) != self._members - 1:
@@ -189,13 +188,8 @@ class SocketJoining:
 
     # -- the side that dials ------------------------------------------------------------------------------------------
 
-    async def _dial_patiently(self, member: int, index: int) -> ProvedSocket:
-        """Return `dial` of a rail; if the other side hung up at its deadline, as on lossy networks, try up to 5 times.
-
-        Args:
-            member: Index of the other process.
-            index: Index of the rail.
-        """
+    async def _dial_with_retries(self, member: int, index: int) -> ProvedSocket:
+        """Dial; if the other side hung up at its deadline, as on lossy networks, try up to 5 times."""
         for _ in range(_LOSSY_ATTEMPTS):
             start_s = trio.current_time()
             try:
@@ -231,11 +225,7 @@ class SocketJoining:
     ) -> ProvedSocket:
         """Tune a socket after its handshake, and return it with the addresses of its ends; the `finish` of `Meeting`.
 
-        Args:
-            connection: The bare socket.
-            stream: The stream over the socket, which is an `SSLStream` under TLS.
-            member: Index of the other process; not used here.
-            detail: Detail of the other side's hello, if this side has dialled.
+        `detail` is that of the other side's hello, if this side has dialled; `member` is not used here.
         """
         await trio.lowlevel.checkpoint()
         tune_connection(connection, self._report_once)
@@ -247,7 +237,7 @@ class SocketJoining:
         return ProvedSocket(socket=connection, encrypted=encrypted, detail=detail, ends=ends)
 
 
-def discard(connection: ProvedSocket) -> None:
+def close_proved_socket(connection: ProvedSocket) -> None:
     """Close an unwanted connection."""
     trio.lowlevel.notify_closing(connection.socket)
     connection.socket.close()

@@ -23,7 +23,7 @@ from transports.efa.joining import ProvedSocket
 from transports.efa.reading import ReadBuffer
 from transports.efa.sharing import RailRate, RailState
 from transports.frame import LOCAL_CHUNK_BYTES, SAME_OVERLAP, DamageError, FrameError, pack
-from transports.handshake import is_local
+from transports.handshake import is_peer_local
 from transports.matching import Chunk, MessageKind, ProtocolError, Send
 from transports.matching.protocol import BROKEN_PROTOCOL
 from transports.tcp import LOST_S, Health, tcp_info, unsent_bytes
@@ -94,9 +94,9 @@ class Rail:
         self._blocked = False  # whether the system took less than it was given
         self._least_wake_bytes = 1  # available bytes from which on the system reports readability
         self._wakes_late = connection.socket.family != socket.AF_UNIX  # Unix sockets wake their reader for every piece
-        self._keep = keep
-        self._kept: deque[Entry] = deque()
-        self._released_frames = 0  # number of sent frames before those in `_kept`: they have arrived
+        self._keeps_frames = keep
+        self._unacknowledged_entries: deque[Entry] = deque()
+        self._released_frames = 0  # number of sent frames before those in `_unacknowledged_entries`: they have arrived
         self._staging = memoryview(bytearray(LOCAL_CHUNK_BYTES)) if staged else None
         self.rate: RailRate = RailRate()
         self._scope = trio.CancelScope()
@@ -109,39 +109,39 @@ class Rail:
 
     # -- frames that leave --------------------------------------------------------------------------------------------
 
-    def keep(self, entry: Entry) -> None:
+    def keep_entry(self, entry: Entry) -> None:
         """Keep a sent frame until it is acknowledged, if another rail could repeat it.
 
         Args:
             entry: The frame. None stands for a frame that is never repeated; it is kept only for the count of frames.
         """
-        if self._keep:
-            self._kept.append(entry)
+        if self._keeps_frames:
+            self._unacknowledged_entries.append(entry)
 
-    def release_arrived(self, count: int) -> None:
+    def release_arrived_frames(self, count: int) -> None:
         """Release the kept frames among the first `count` of the rail, because these have arrived.
 
         Raises:
             FrameError: Fewer frames were sent, or more have been acknowledged before.
         """
-        if not self._keep:
+        if not self._keeps_frames:
             return
-        sent_frames = self._released_frames + len(self._kept)
+        sent_frames = self._released_frames + len(self._unacknowledged_entries)
         if not self._released_frames <= count <= sent_frames:
             raise FrameError(f"peer acknowledges {count} frames, and {sent_frames} were sent; {SAME_OVERLAP}")
         while self._released_frames < count:
-            self.owner.departures.release_entry(self._kept.popleft())
+            self.owner.departures.release_entry(self._unacknowledged_entries.popleft())
             self._released_frames += 1
 
-    def pop_unarrived(self, count: int) -> deque[Entry]:
+    def pop_missing_frames(self, count: int) -> deque[Entry]:
         """Return the frames after the first `count` of the rail, which never arrive; nothing is kept afterwards."""
-        self.release_arrived(count)
-        entries, self._kept = self._kept, deque()
+        self.release_arrived_frames(count)
+        entries, self._unacknowledged_entries = self._unacknowledged_entries, deque()
         return entries
 
     def measure_state(self) -> RailState:
         """Return the measured rate of the rail, and the bytes that wait on it."""
-        state = self.rate.sample(perf_counter(), self.written_bytes, unsent_bytes(self.socket))
+        state = self.rate.add_sample(perf_counter(), self.written_bytes, unsent_bytes(self.socket))
         return state._replace(waiting_bytes=state.waiting_bytes + self.unwritten_bytes)
 
     @property
@@ -150,11 +150,11 @@ class Rail:
         return sum(map(len, self._parts))
 
     @property
-    def owes_own_frames(self) -> bool:
+    def owes_rail_frames(self) -> bool:
         """Whether a frame about this rail itself is due: an acknowledgement or the goodbye."""
         return self.acknowledge or self.bye_due
 
-    def pull_frames(self) -> list[bytes | memoryview]:
+    def take_due_frames(self) -> list[bytes | memoryview]:
         """Take the frames to write next from their queues, small ones and at most one chunk.
 
         Returns:
@@ -163,71 +163,71 @@ class Rail:
         """
         if self.bye_sent:
             return []
-        small = self._pull_small_frames()
+        small = self._take_small_frames()
         # the small frames may have ended with the goodbye, after which nothing is sent
         chunk = None if self.bye_sent or self.owner.defers_to_others(self) else self.owner.departures.next_chunk()
         if chunk is None:
             return [b"".join(small)] if small else []
-        head, piece = self.chunk_parts(chunk)
+        head, piece = self.prepare_chunk(chunk)
         return [b"".join((*small, head)), piece]
 
     def write_pushed(self, send: Send) -> bool:
         """Write a message of one chunk at once, in one frame; False if it must queue."""
-        if not self.idle or self.owes_own_frames or not self.owner.departures.reserve_immediate_send(send):
+        if not self.idle or self.owes_rail_frames or not self.owner.departures.reserve_immediate_send(send):
             return False
-        self._write_parts(self.chunk_parts(Chunk(send, 0, send.nbytes)))
+        self._write_parts(self.prepare_chunk(Chunk(send, 0, send.nbytes)))
         if not self.idle:
             self._sleep.unpark()
         return True
 
-    def chunk_parts(self, chunk: Chunk) -> tuple[bytes, memoryview]:
+    def prepare_chunk(self, chunk: Chunk) -> tuple[bytes, memoryview]:
         """Return header and bytes of a chunk that leaves now, and keep the chunk in case it must be repeated."""
         self.leaving = chunk
-        self.keep(chunk)
+        self.keep_entry(chunk)
         piece = chunk.view
         if self._staging is not None:
             self._staging[: piece.nbytes] = piece
             piece = self._staging[: piece.nbytes]
         return self.owner.departures.pack_chunk_header(chunk, piece), piece
 
-    def count_written(self) -> None:
-        """Record that the system has taken all frames of `pull_frames`; a chunk among them may end its send."""
+    def record_frames_written(self) -> None:
+        """Record that the system has taken all frames of `take_due_frames`; a chunk among them may end its send."""
         chunk, self.leaving = self.leaving, None
         if chunk is None:
             return
-        if self._kept and self._kept[-1] is chunk:
-            self._kept[-1] = self.owner.departures.entry_to_keep(chunk)
-        self.owner.departures.count_written(chunk)
+        if self._unacknowledged_entries and self._unacknowledged_entries[-1] is chunk:
+            self._unacknowledged_entries[-1] = self.owner.departures.entry_to_keep(chunk)
+        self.owner.departures.count_written_chunk(chunk)
 
-    def _pull_small_frames(self) -> list[bytes]:
+    def _take_small_frames(self) -> list[bytes]:
         """Take due small frames from their queue, up to about `_BATCH_BYTES`, and add those about this rail itself."""
         frames: list[bytes] = []
-        room_bytes = 0 if self.owner.defers_to_others(self, small=True) else _BATCH_BYTES
-        while room_bytes > 0 and (frame := self.owner.departures.next_frame()) is not None:
+        left_bytes = 0 if self.owner.defers_to_others(self, small=True) else _BATCH_BYTES
+        while left_bytes > 0 and (frame := self.owner.departures.next_frame()) is not None:
             frames.append(frame)
-            self.keep(frame)
-            room_bytes -= len(frame)
-        return frames + self.own_frames() if self.owes_own_frames else frames
+            self.keep_entry(frame)
+            left_bytes -= len(frame)
+        return frames + self.take_rail_frames() if self.owes_rail_frames else frames
 
-    def own_frames(self) -> list[bytes]:
+    def take_rail_frames(self) -> list[bytes]:
         """Return the due frames about this rail itself: an acknowledgement, and the goodbye if nothing else is due."""
         frames = []
         if self.acknowledge:
             self.acknowledge = False
-            self._acknowledged_frames = self.reading.arrived
+            self._acknowledged_frames = self.reading.arrived_frames
             frames.append(pack(MessageKind.ALIVE, self._acknowledged_frames))
-            self.keep(None)
+            self.keep_entry(None)
         if self.bye_due and not self.owner.departures.due:
             self.bye_due, self.bye_sent = False, True
             frames.append(pack(MessageKind.BYE))
-            self.keep(None)
+            self.keep_entry(None)
         return frames
 
     def write_eager(self, head: bytes, payload: memoryview) -> None:
         """Write a small message at once. The rail must be idle. The buffer of the message may change after the call."""
-        if self._keep:
+        if self._keeps_frames:
             frame = b"".join((head, payload))
-            self.keep(frame)
+            self.keep_entry(frame)
             self._transmit((frame,))
         else:
             self._transmit((head, payload))  # without joining the two, which takes 3 us for 64 KiB
@@ -248,7 +248,7 @@ class Rail:
         if not self.idle:
             self._sleep.unpark()
 
-    async def write_more(self) -> None:
+    async def wait_and_write(self) -> None:
         """Wait until the system takes more bytes, or let other tasks run after it took a chunk; then write more."""
         if self._blocked and not self.dead:
             await trio.lowlevel.wait_writable(self.socket)
@@ -261,22 +261,22 @@ class Rail:
 
     def _write_next_parts(self) -> None:
         """Write unfinished parts, or the next due frames; the rail is idle if there are none."""
-        parts = self._parts or self.pull_frames()
+        parts = self._parts or self.take_due_frames()
         if parts:
             self._write_parts(parts)
         else:
             self._go_idle()
 
     def _write_parts(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Write the parts of frames, and update whether the rail is idle."""
+        """Update whether the rail is idle, too."""
         self._transmit(parts)
         if self.dead:
             return
         if not self._blocked:
-            self.count_written()
+            self.record_frames_written()
         # The rail stays busy while the system takes no more, while a frame about the rail is due, or while messages are
         # due and the goodbye has not ended them.
-        is_more_due = self.owes_own_frames or (self.owner.departures.due and not self.bye_sent)
+        is_more_due = self.owes_rail_frames or (self.owner.departures.due and not self.bye_sent)
         self.idle = not (self._blocked or is_more_due)
         if self.idle:
             self._go_idle()
@@ -295,7 +295,7 @@ class Rail:
         self._parts = _drop_bytes(parts, count) if self._blocked else ()
 
     def _go_idle(self) -> None:
-        """Mark the rail as idle, and close its writing direction if the goodbye has been written."""
+        """Close the writing direction, too, if the goodbye has been written."""
         self.idle = True
         if self.bye_sent:
             with suppress(OSError):
@@ -322,7 +322,7 @@ class Rail:
 
     # -- frames that arrive -------------------------------------------------------------------------------------------
 
-    async def read_more(self) -> bool:
+    async def wait_and_read(self) -> bool:
         """Wait for bytes, and handle their frames; return False at the end of the connection.
 
         Other tasks may run after each chunk.
@@ -341,7 +341,7 @@ class Rail:
 
         Nothing happens while the reading task has frames left to handle, because later ones must not overtake them.
         """
-        if self.dead or self.reading.behind:
+        if self.dead or self.reading.has_unhandled_frames:
             return False
         before = self.read_bytes + self.written_bytes
         # Several messages are left to the writing task, so that an urgent one can come in between.
@@ -349,8 +349,8 @@ class Rail:
             self._write_next_parts()
         try:
             self._read_available()  # the reading task finds the rest in the socket
-            while self.reading.behind:  # frames that were read here must be handled before later ones
-                self._handle_frames()
+            while self.reading.has_unhandled_frames:  # frames that were read here must be handled before later ones
+                self._handle_some_frames()
             if self._least_wake_bytes > 1:  # else the reading task might wait for more bytes than the peer will send
                 self._set_least_wake_bytes(self.reading.least_wake_bytes)
         except (ProtocolError, OSError, trio.ClosedResourceError) as error:
@@ -358,33 +358,30 @@ class Rail:
         return self.read_bytes + self.written_bytes != before
 
     def _read_available(self) -> int:
-        """Read available bytes, a chunk at most, and handle their frames.
-
-        Return why reading pauses: `_EMPTY`, `_OTHERS_FIRST` or `_END`.
-        """
+        """Read a chunk at most, and handle frames; return why reading pauses: `_EMPTY`, `_OTHERS_FIRST` or `_END`."""
         reading, read_bytes, stop = self.reading, 0, _EMPTY
         while True:
-            room = reading.room()
+            target = reading.read_target()
             try:
-                count = self.receive(room)
+                count = self.receive(target)
             except BlockingIOError:
                 break
             if not count:
                 stop = _END
                 break
             read_bytes += count
-            full = count == room.nbytes
+            full = count == target.nbytes
             # The view is dropped before the bytes are handled: the end of a message gives the memory back to its owner,
             # who may resize the array only without views.
-            del room
+            del target
             if reading.handle_received(count) or read_bytes >= LOCAL_CHUNK_BYTES:
                 stop = _OTHERS_FIRST
                 break
-            # Go on only if the room was full, so that more bytes may be available, and if a task waits for frames.
+            # Go on only if the target was full, so that more bytes may be available, and if a task waits for frames.
             if not (full and (reading.within_chunk or self.owner.expects_frames)):
                 break
         if read_bytes:
-            self.count_read(read_bytes)
+            self.count_read_bytes(read_bytes)
         return stop
 
     def _set_least_wake_bytes(self, nbytes: int) -> None:
@@ -393,21 +390,21 @@ class Rail:
             self._least_wake_bytes = nbytes
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
 
-    def count_read(self, count: int) -> None:
+    def count_read_bytes(self, count: int) -> None:
         """Count bytes that were read and handled, and let answers leave."""
         self.read_bytes += count
         self.owner.silent_ticks = 0
-        if self._keep and self.reading.arrived - self._acknowledged_frames >= _ACKNOWLEDGE_EVERY:
+        if self._keeps_frames and self.reading.arrived_frames - self._acknowledged_frames >= _ACKNOWLEDGE_EVERY:
             self.acknowledge = True
         self.owner.flush()
 
     async def _handle_remaining_frames(self) -> None:
-        """Handle the remaining frames, and let other tasks run in between."""
+        """Let other tasks run in between."""
         await trio.lowlevel.checkpoint()
-        while self._handle_frames():
+        while self._handle_some_frames():
             await trio.lowlevel.checkpoint()
 
-    def _handle_frames(self) -> bool:
+    def _handle_some_frames(self) -> bool:
         """Handle remaining frames; return whether other tasks should run before the rest."""
         unfinished = self.reading.handle_frames()
         self.owner.flush()
@@ -430,7 +427,7 @@ class Rail:
     async def read_until_dead(self) -> None:
         """Read and handle frames, until the connection ends or the peer breaks the protocol."""
         try:
-            while await self.read_more():
+            while await self.wait_and_read():
                 pass
         except (ProtocolError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._die_from_error(error)
@@ -442,7 +439,7 @@ class Rail:
         if isinstance(error, ProtocolError):
             advice = "" if isinstance(error, FrameError) else f"; {BROKEN_PROTOCOL}"
             if isinstance(error, DamageError):
-                advice = "; check the memory of this host" if is_local(self.socket) else "; check the network"
+                advice = "; check the memory of this host" if is_peer_local(self.socket) else "; check the network"
             self.die(f"a bad frame: {error}{advice}", evident=True)
         else:
             self.die(describe_error(error))
@@ -451,7 +448,7 @@ class Rail:
         """Write due frames, and sleep while nothing is due; an error closes the rail."""
         try:
             while True:
-                await (self._sleep.park() if self.idle else self.write_more())
+                await (self._sleep.park() if self.idle else self.wait_and_write())
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self.die(describe_error(error))
 
@@ -467,11 +464,11 @@ class Rail:
         self.dead = self.reading.stopped = True
         # a dead rail is never idle, so no caller writes on it
         self.idle, self._parts = False, ()
-        self.cut()
+        self.close_socket()
         self._scope.cancel()
         self.owner.remove_lost_rail(self, reason, evident=evident)
 
-    def cut(self) -> None:
+    def close_socket(self) -> None:
         """Close the connection without waiting, and wake the tasks that wait for it."""
         trio.lowlevel.notify_closing(self.socket)
         self.socket.close()
@@ -511,18 +508,18 @@ class StreamRail(Rail):
         self.idle = False
         self._sleep.unpark()
 
-    async def write_more(self) -> None:
+    async def wait_and_write(self) -> None:
         """Write due frames; without any, the rail is idle."""
-        parts = self.pull_frames()
+        parts = self.take_due_frames()
         if parts:
             await self._stream.send_all(b"".join(parts))
             self.written_bytes += sum(len(part) for part in parts)
-            self.count_written()
+            self.record_frames_written()
             return
         self._go_idle()
         await trio.lowlevel.checkpoint()
 
-    async def read_more(self) -> bool:
+    async def wait_and_read(self) -> bool:
         """Wait for bytes and handle their frames; return False at the end of the connection.
 
         Other tasks run before the return if so many frames had come that some are left for later.
@@ -532,13 +529,13 @@ class StreamRail(Rail):
             OSError, trio.BrokenResourceError: If the connection is lost.
             trio.ClosedResourceError: If it has been closed here.
         """
-        room = self.reading.room()
-        data = await self._stream.receive_some(room.nbytes)
-        room[: len(data)] = data
-        del room  # the owner of full memory may resize it
+        target = self.reading.read_target()
+        data = await self._stream.receive_some(target.nbytes)
+        target[: len(data)] = data
+        del target  # the owner of full memory may resize it
         if data:
             unfinished = self.reading.handle_received(len(data))
-            self.count_read(len(data))
+            self.count_read_bytes(len(data))
             if unfinished:
                 await self._handle_remaining_frames()
         return bool(data)

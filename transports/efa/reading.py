@@ -40,17 +40,17 @@ class ReadBuffer:
         staged: Whether chunks are received in a buffer of the rail, and copied to their memory when complete.
 
     Attributes:
-        arrived: Number of complete frames that have arrived.
+        arrived_frames: Number of complete frames that have arrived.
         within_chunk: Whether a chunk has arrived in part.
-        behind: Whether complete frames may wait; `handle_frames` must handle them before the next read.
+        has_unhandled_frames: Whether complete frames may wait; `handle_frames` must handle them before the next read.
         stopped: Whether frames are ignored, because the rail is dead: the other side has the number of frames that had
             arrived, and sends all later ones again.
     """
 
     def __init__(self, engine: Engine, handle_frame: Callable[[int, list[Any]], None], *, staged: bool) -> None:
-        self.arrived: int = 0
+        self.arrived_frames: int = 0
         self.within_chunk: bool = False
-        self.behind: bool = False
+        self.has_unhandled_frames: bool = False
         self.stopped: bool = False
         self._engine, self._handle_frame = engine, handle_frame
         self._staging = memoryview(bytearray(LOCAL_CHUNK_BYTES)) if staged else None
@@ -63,7 +63,7 @@ class ReadBuffer:
         # offset, memory of the message, checksum)
         self._target, self._done_bytes, self._chunk = _NOTHING, 0, _NO_CHUNK
 
-    def room(self) -> memoryview:
+    def read_target(self) -> memoryview:
         """Return the memory into which the next bytes must be read: of the current chunk, or for small frames."""
         if self.within_chunk:
             return self._target[self._done_bytes :]
@@ -84,7 +84,7 @@ class ReadBuffer:
         return min(self._target.nbytes - self._done_bytes, _WORTH_WAKING_BYTES) if self.within_chunk else 1
 
     def handle_received(self, count: int) -> bool:
-        """Handle complete frames after `count` bytes were read into the memory of `room`.
+        """Handle complete frames after `count` bytes were read into the memory of `read_target`.
 
         Returns:
             Whether other tasks should run before `handle_frames` handles the rest.
@@ -96,7 +96,7 @@ class ReadBuffer:
             self._done_bytes += count
             if self._done_bytes == self._target.nbytes:
                 self._end_chunk()
-            return False  # `room` was memory of the chunk alone, so no other frame can have arrived
+            return False  # `read_target` was memory of the chunk alone, so no other frame can have arrived
         self._end += count
         return self.handle_frames()
 
@@ -123,7 +123,7 @@ class ReadBuffer:
                     if is_damaged(text := self._view[payload_at:after], payload_checksum):
                         raise DamageError(f"the text of a frame came damaged: {_MISMATCH}")
                     fields.append(bytes(text))  # type: ignore[arg-type]  # the last field
-                self.arrived += 1
+                self.arrived_frames += 1
                 self._handle_frame(kind, fields)
             budget -= 1
         if self._start == self._end:
@@ -133,36 +133,24 @@ class ReadBuffer:
             self._view[: end - start] = self._view[start:end]
             self._start, self._end = 0, end - start
         # the budget is spent: more complete frames may wait
-        self.behind = not budget
-        return self.behind
+        self.has_unhandled_frames = not budget
+        return self.has_unhandled_frames
 
     def _handle_eager(self, fields: list[int], payload: memoryview, expected: bytes) -> None:
-        """Check the bytes of a small message, and pass it to the engine; raise `DamageError` if they are damaged.
-
-        Args:
-            fields: Number, source, destination, tag, and place of the signature.
-            payload: Bytes of the message.
-            expected: The checksum that the bytes must have.
-        """
+        """Pass a small message to the engine; raise `DamageError` if its bytes do not have the expected checksum."""
         if is_damaged(payload, expected):
             raise DamageError(f"{format_message_name(*fields[1:4])} came damaged: {_MISMATCH}")
         if payload.nbytes > _HEAD_BYTES:
             self._expects_chunk = False
-        self.arrived += 1
+        self.arrived_frames += 1
         if self._engine.gone is None:
             self._engine.incoming.handle_eager(fields, payload)
 
     def _begin_chunk(self, kind: int, fields: list[int], nbytes: int, expected: bytes, ready: memoryview) -> None:
         """Copy the first bytes of a chunk, which arrived with its header, to the chunk's memory.
 
-        `room` then returns the rest of that memory, so that later bytes need no copy.
-
-        Args:
-            kind: Kind of the frame; a pushed chunk may announce its message.
-            fields: Fields of the frame; the first is the number of the message, the last one the offset of the chunk.
-            nbytes: Length of the chunk.
-            expected: The checksum that the bytes of the chunk must have.
-            ready: The bytes that arrived with the header.
+        `read_target` then returns the rest of that memory, so that later bytes need no copy. The first field is the
+        number of the message, the last one the offset of the chunk; `expected` is the checksum of all its bytes.
         """
         incoming, offset = self._engine.incoming, fields[-1]
         if kind == _PUSHED_CHUNK and self._engine.gone is None:
@@ -193,7 +181,7 @@ class ReadBuffer:
         if self._staging is not None:
             memory[:] = target
         del memory, target
-        self.arrived += 1
+        self.arrived_frames += 1
         self._engine.incoming.count_chunk(number, offset, nbytes)
 
 

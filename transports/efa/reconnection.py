@@ -15,7 +15,7 @@ import trio
 
 from transports.address import RAILS_LIMIT
 from transports.efa.efa_link import EfaLink
-from transports.efa.joining import HANDSHAKE_S, ProvedSocket, SocketJoining, discard
+from transports.efa.joining import HANDSHAKE_S, ProvedSocket, SocketJoining, close_proved_socket
 from transports.efa.rail import Rail
 from transports.failures import TransportError
 from transports.frame import FrameError
@@ -41,7 +41,7 @@ _ANSWERING_S = 300.0
 _NUMBERS = 2**32  # bound of the numbers of connections in frames
 
 
-class Detail(NamedTuple):
+class ReplacementDetail(NamedTuple):
     """`Hello.detail` of a replacement connection, in both directions: "129 65 7" for the three fields."""
 
     number: int  # Number of the new rail, higher than all before in its slot
@@ -53,7 +53,7 @@ class Detail(NamedTuple):
         return " ".join(map(str, self))
 
     @classmethod
-    def parse(cls, text: str) -> Detail | None:
+    def parse(cls, text: str) -> ReplacementDetail | None:
         """Parse the detail of a hello; None if it is malformed."""
         match = _DETAIL.fullmatch(text)
         if match is None or len(text) > _DETAIL_LIMIT:
@@ -126,12 +126,7 @@ class Reconnection:
                 link.on_loss = lambda slot: None  # no replacement is made any more
 
     def _replace_rail(self, link: EfaLink, slot: int) -> None:
-        """Begin the replacement of a dead rail: dial the other process if its index is higher, otherwise listen for it.
-
-        Args:
-            link: The link of the rail.
-            slot: The slot of the rail.
-        """
+        """Begin to replace a dead rail: dial the other process if its index is higher, otherwise listen for it."""
         key = link.member, slot
         times = self._times[key]
         times.lost_s = trio.current_time()
@@ -149,8 +144,8 @@ class Reconnection:
     async def _wait_for_rail(self, link: EfaLink) -> None:
         """Wait until a process without rails has one again; report a long wait, and give up the process at its limit.
 
-        The time is measured by the number of sleeps: while the event loop was blocked, nothing was dialled, so that
-        time does not count.
+        The number of sleeps measures the time: while the event loop was blocked, nothing was dialled, so that time does
+        not count.
         """
         waited_s, dials = 0.0, link.member > self._joining.member
         self._unanswered_s[link.member] = 0.0
@@ -173,7 +168,7 @@ class Reconnection:
             link.lose(f"{link.last_loss}, and no connection came about in {waited_s:g} s, though its host answers")
 
     def _add_replacement(self, link: EfaLink, number: int, connection: ProvedSocket) -> None:
-        """Add a replacement connection to its link, run it, and report that the rail is back."""
+        """Add a connection to its link, run it, and report that the rail is back."""
         rail = self._make(link, number, connection)
         times = self._times[link.member, rail.slot]
         link.add_rail(rail)
@@ -186,32 +181,28 @@ class Reconnection:
     # -- the side that dials ------------------------------------------------------------------------------------------
 
     async def _dial_until_back(self, link: EfaLink, slot: int) -> None:
-        """Dial the other process with growing pauses, until a slot has a rail again or the process is lost."""
+        """Dial with growing pauses, until a slot has a rail again or the process is lost."""
         times = self._times[link.member, slot]
         while True:
             await trio.sleep(times.pause_s if link.rails else min(times.pause_s, _LONGEST_WAITED_S))
             if link.engine.gone is not None:
                 return
-            detail = Detail(link.next_number(slot), *link.last_arrival(slot))
+            detail = ReplacementDetail(link.next_rail_number(slot), *link.last_arrival(slot))
             connection = await self._dial_once(link, slot, detail)
             if connection is not None:
-                # In the handshake each side got the other's count of frames. `_repeat_missing` queues the missing
-                # frames, and returns False if the count was wrong, which ends the link.
-                if link.engine.gone is None and self._repeat_missing(link, Detail.parse(connection.detail)):
+                # In the handshake each side got the other's count of frames. `_repeat_missing_frames` queues the
+                # missing frames, and returns False if the count was wrong, which ends the link.
+                if link.engine.gone is None and self._repeat_missing_frames(
+                    link, ReplacementDetail.parse(connection.detail)
+                ):
                     self._add_replacement(link, detail.number, connection)
                 else:
-                    discard(connection)
+                    close_proved_socket(connection)
                 return
             times.pause_s = min(2 * times.pause_s, _LONGEST_PAUSE_S)
 
-    async def _dial_once(self, link: EfaLink, slot: int, detail: Detail) -> ProvedSocket | None:
-        """Dial the other process once; None after a failure. Any answer of its host resets the time without an answer.
-
-        Args:
-            link: The link to the other process.
-            slot: Slot of the rail.
-            detail: Number of the new rail, and the count of frames that have arrived here.
-        """
+    async def _dial_once(self, link: EfaLink, slot: int, detail: ReplacementDetail) -> ProvedSocket | None:
+        """Return None after a failure. Any answer of the other host resets the time without an answer."""
         answered = False
         with trio.move_on_after(_ATTEMPT_S):
             try:
@@ -224,17 +215,15 @@ class Reconnection:
             self._unanswered_s[link.member] = 0.0
         return None
 
-    def _repeat_missing(self, link: EfaLink, their_detail: Detail | None) -> bool:
-        """Queue the frames again that the other side did not receive on dead rails; return False if the link has ended.
+    def _repeat_missing_frames(self, link: EfaLink, their_detail: ReplacementDetail | None) -> bool:
+        """Queue the frames again that did not arrive over dead rails; return False if the link has ended.
 
-        Args:
-            link: The link to the other process.
-            their_detail: Detail of the other side's hello; None: it was malformed, which ends the link.
+        `their_detail` is None if the other side's hello was malformed, which ends the link.
         """
         try:
             if their_detail is None:
                 raise FrameError("the answer to a replacement connection does not name the rail before")
-            link.repeat_missing(their_detail.number % RAILS_LIMIT, their_detail.last, their_detail.frames)
+            link.repeat_missing_frames(their_detail.number % RAILS_LIMIT, their_detail.last, their_detail.frames)
         except FrameError as error:
             link.lose(f"{error}; {BROKEN_PROTOCOL}", evident=True)
         return link.engine.gone is None
@@ -242,7 +231,7 @@ class Reconnection:
     # -- the side that listens ----------------------------------------------------------------------------------------
 
     async def _listen_while_expected(self) -> None:
-        """Listen, as a task, whenever other processes are expected to dial lost rails, and add their connections."""
+        """Listen whenever processes are expected to dial lost rails, and add their connections, until cancelled."""
         while True:
             await self._is_expecting.wait()
             self._is_expecting = trio.Event()
@@ -255,7 +244,7 @@ class Reconnection:
             try:
                 with trio.CancelScope() as self._listening_scope:
                     async with trio.open_nursery() as nursery:
-                        nursery.start_soon(self._joining.meeting.sockets.serve, listeners, self._welcome_replacement)
+                        nursery.start_soon(self._joining.meeting.sockets.serve, listeners, self._accept_replacement)
                         while self._expected:  # until all have dialled or are lost
                             await trio.sleep(_LOOK_S)
                             self._expected = {key for key in self._expected if self._links[key[0]].engine.gone is None}
@@ -264,8 +253,8 @@ class Reconnection:
                 for listener in listeners:
                     listener.close()
 
-    async def _welcome_replacement(self, connection: socket.socket) -> None:
-        """Shake hands on a connection, and add it to its link; a connection that is not expected is closed."""
+    async def _accept_replacement(self, connection: socket.socket) -> None:
+        """Shake hands, and add the connection to its link; a connection that is not expected is closed."""
         admitted: list[tuple[EfaLink, int]] = []
         welcomed = await self._joining.meeting.welcome(connection, partial(self._admit_replacement, admitted))
         if welcomed is None:
@@ -273,7 +262,7 @@ class Reconnection:
         # `_admit_replacement` adds the only entry before the handshake ends
         link, number = admitted[0]
         if link.engine.gone is not None or not link.is_rail_lost(number % RAILS_LIMIT):
-            discard(welcomed)
+            close_proved_socket(welcomed)
             return
         self._add_replacement(link, number, welcomed)
         self._expected.discard((link.member, number % RAILS_LIMIT))
@@ -283,20 +272,23 @@ class Reconnection:
     def _admit_replacement(self, admitted: list[tuple[EfaLink, int]], hello: Hello) -> Hello | str:
         """Return the answer to a hello, with this side's count of frames, or why it is refused, as text.
 
-        Before the answer, the frames that the other side has not received are queued again.
-
-        Args:
-            admitted: List to which the link and the number of the new rail are added.
-            hello: Hello of the other process.
+        Before the answer, the frames that the other side has not received are queued again, and `admitted` gets the
+        link and the number of the new rail.
         """
-        meeting, link, theirs = self._joining.meeting, self._links.get(hello.member), Detail.parse(hello.detail)
+        meeting, link, theirs = (
+            self._joining.meeting,
+            self._links.get(hello.member),
+            ReplacementDetail.parse(hello.detail),
+        )
         if reason := meeting.stranger_refusal(hello):
             return reason
         if link is None or theirs is None or hello.member > self._joining.member:
             return meeting.unexpected_refusal(hello)
-        if reason := link.refusal_reason(theirs.number):
+        if reason := link.rail_refusal_reason(theirs.number):
             return reason
-        if not self._repeat_missing(link, theirs):
+        if not self._repeat_missing_frames(link, theirs):
             return str(link.engine.gone)
         admitted.append((link, theirs.number))
-        return meeting.hello(str(Detail(theirs.number, *link.last_arrival(theirs.number % RAILS_LIMIT))))
+        return meeting.make_hello(
+            str(ReplacementDetail(theirs.number, *link.last_arrival(theirs.number % RAILS_LIMIT)))
+        )

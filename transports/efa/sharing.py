@@ -27,10 +27,10 @@ class RailState(NamedTuple):
     waiting_bytes: int  # Bytes that are written and not acknowledged
     sure: bool = True  # Whether the rail was busy during the measurement; otherwise it may be faster
 
-    def time_s(self, nbytes: float) -> float:
+    def arrival_time_s(self, nbytes: float) -> float:
         """Return the time in which the waiting bytes and `nbytes` more would arrive; 0 if the rate is unknown.
 
-        >>> RailState(bytes_per_s=100.0, waiting_bytes=50).time_s(150)
+        >>> RailState(bytes_per_s=100.0, waiting_bytes=50).arrival_time_s(150)
         2.0
         """
         return (self.waiting_bytes + nbytes) / self.bytes_per_s if self.bytes_per_s else 0.0
@@ -52,11 +52,11 @@ class RailRate:
         self._window: _Window | None = None
 
     @property
-    def measures(self) -> bool:
+    def is_measuring(self) -> bool:
         """Whether bytes waited on the rail at the last sample, so that another sample soon is useful."""
         return self._window is not None
 
-    def sample(self, now_s: float, written_bytes: int, waiting_bytes: int) -> RailState:
+    def add_sample(self, now_s: float, written_bytes: int, waiting_bytes: int) -> RailState:
         """Return the rate of the rail and its waiting bytes, and remember this sample for later ones.
 
         Args:
@@ -91,23 +91,25 @@ def delays_chunk(rail: RailState, peers: Sequence[RailState], *, due_bytes: int,
         chunk_bytes: Length of a chunk.
     """
     nbytes = min(due_bytes, chunk_bytes)
-    faster = _faster(rail, peers)
+    faster = _find_faster_rails(rail, peers)
     if not faster:
         # No peer is clearly faster. Among rails that are equally fast, the one with the fewest waiting bytes takes the
         # chunk; a difference of up to half a chunk does not count.
-        equals = [peer.waiting_bytes for peer in peers if not _faster(peer, (rail, *peers))]
+        equals = [peer.waiting_bytes for peer in peers if not _find_faster_rails(peer, (rail, *peers))]
         return rail.waiting_bytes > min(equals, default=rail.waiting_bytes) + nbytes // 2
     # the time that the faster peers need for all due bytes together, as if they were one rail
-    together = RailState(sum(p.bytes_per_s for p in faster), sum(p.waiting_bytes for p in faster)).time_s(due_bytes)
-    return rail.time_s(nbytes) > max(together, min(peer.time_s(nbytes) for peer in faster))
+    together = RailState(sum(p.bytes_per_s for p in faster), sum(p.waiting_bytes for p in faster)).arrival_time_s(
+        due_bytes
+    )
+    return rail.arrival_time_s(nbytes) > max(together, min(peer.arrival_time_s(nbytes) for peer in faster))
 
 
 def delays_small_frame(rail: RailState, peers: Sequence[RailState]) -> bool:
     """Whether a small frame would arrive clearly later on a rail than on one of its peers."""
-    faster = _faster(rail, peers)
-    return bool(faster) and rail.time_s(0) > min(peer.time_s(0) for peer in faster) + _EXTRA_WAIT_S
+    faster = _find_faster_rails(rail, peers)
+    return bool(faster) and rail.arrival_time_s(0) > min(peer.arrival_time_s(0) for peer in faster) + _EXTRA_WAIT_S
 
 
-def _faster(rail: RailState, peers: Sequence[RailState]) -> list[RailState]:
-    """Return the peers that are clearly faster than a rail; empty if the rate of the rail is unknown or unsure."""
+def _find_faster_rails(rail: RailState, peers: Sequence[RailState]) -> list[RailState]:
+    """Return the peers that are clearly faster; none if the rate of the rail is unknown or unsure."""
     return [peer for peer in peers if rail.sure and peer.bytes_per_s > _EQUAL_RATIO * rail.bytes_per_s > 0]

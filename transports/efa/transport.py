@@ -153,7 +153,7 @@ class Efa(MatchedTransport):
             link = self.links[member]
             # the limits must be agreed before the link's first rail is made
             if index == 0:
-                self._agree_on_limits(link)
+                self._set_agreed_limits(link)
             self._set_checksums(link, connection)
             link.add_rail(self._make_rail(link, index, connection))
         # with spare cores, a waiting thread polls up to `_LOOK_S` before it sleeps
@@ -183,7 +183,7 @@ class Efa(MatchedTransport):
                 for link in self.links.values():
                     for rail in tuple(link.rails):
                         nursery.start_soon(rail.run)
-                nursery.start_soon(self._keep_watch)
+                nursery.start_soon(self._watch_for_silence)
         finally:  # after an error rails are not replaced, and no call may wait for them
             for link in self.links.values():
                 link.give_up("this side can no longer reach it")
@@ -195,7 +195,7 @@ class Efa(MatchedTransport):
         self.restrict_to(self.links)
 
     def _set_checksums(self, link: EfaLink, connection: ProvedSocket) -> None:
-        """Decide whether payloads to a process carry checksums: as the user has set, by default between hosts only.
+        """Let payloads carry checksums as the user has set, by default between hosts only.
 
         Never under TLS, which has its own.
         """
@@ -203,24 +203,24 @@ class Efa(MatchedTransport):
         checked = far if self._checksums is None else self._checksums
         link.departures.checksums = checked and connection.encrypted is None
 
-    def _agree_on_limits(self, link: EfaLink) -> None:
+    def _set_agreed_limits(self, link: EfaLink) -> None:
         """Set the limits of a link, and whether its process may live without a connection.
 
         Both sides get the same result, because it follows from the addresses that they have exchanged.
         """
         alone = self._joining.rail_count == 1
-        link.watched = self._watched and (not alone or self._joining.may_part(link.member))
+        link.watched = self._watched and (not alone or self._joining.may_disconnect(link.member))
         if alone:
             inside = not self._joining.spans_hosts((self.member, link.member))
             link.set_limits(single_rail_limits(inside=inside, confirmed=link.watched))
 
     def _make_rail(self, link: EfaLink, index: int, connection: ProvedSocket) -> Rail:
-        """Return a rail over a connection; its frames are kept if another rail could repeat them."""
+        """The frames of the rail are kept if another rail could repeat them."""
         keep, staged = self._joining.rail_count > 1 or link.watched, not self._peer_direct
         kind = Rail if connection.encrypted is None else StreamRail
         return kind(link, index, connection, keep=keep, staged=staged)
 
-    async def _keep_watch(self) -> None:
+    async def _watch_for_silence(self) -> None:
         """Request signs of life on every rail at regular intervals, and give up processes that send none.
 
         Silence is counted in intervals, not in seconds: while the event loop was blocked, this side did not read.
@@ -231,7 +231,7 @@ class Efa(MatchedTransport):
             for link in self.links.values():
                 if self._watched:
                     link.close_silent_rails()
-                link.tick(limit_ticks, self._silence_s)
+                link.check_liveness(limit_ticks, self._silence_s)
 
     def lose(self, ranks: Sequence[int], reason: str) -> None:
         """End all calls with the processes of lost ranks; see `Transport.lose`."""
@@ -252,7 +252,7 @@ def factory(bootstrap: Bootstrap) -> Efa:
     """
     options = bootstrap.options
     return Efa(
-        **bootstrap.between_processes,
+        **bootstrap.constructor_arguments,
         rails=cast("int | Sequence[str]", options.get("rails", 1)),
         host=bootstrap.host,
         # an option that is absent or None means the default, which is True

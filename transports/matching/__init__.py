@@ -8,10 +8,10 @@
 #   incoming   messages that arrive from it, in order, within a budget, and the receives that wait
 #   engine     both halves: one for every other process
 #
-# A transport passes to an engine the calls of its ranks (`Outgoing.announce`, `Engine.receive`, `Engine.withdraw`) and
-# arrived messages (`Engine.handle`, `Incoming.handle_eager`, `Incoming.chunk_memory`, `Incoming.count_chunk`), and
-# takes messages to send (`Outgoing.next_message`, `Outgoing.next_chunk`). Nothing waits here. `transports.matched` is
-# the asynchronous shell.
+# A transport passes to an engine the calls of its ranks (`Outgoing.queue_announcement`, `Engine.receive`,
+# `Engine.withdraw`) and arrived messages (`Engine.handle`, `Incoming.handle_eager`, `Incoming.chunk_memory`,
+# `Incoming.count_chunk`), and takes messages to send (`Outgoing.next_message`, `Outgoing.next_chunk`). Nothing waits
+# here. `transports.matched` is the asynchronous shell.
 
 from transports.matching.ends import Lane, Receive, Send
 from transports.matching.engine import Engine

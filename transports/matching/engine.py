@@ -34,7 +34,7 @@ class Engine:
     ) -> None:
         self.name = name
         self.outgoing: Outgoing = Outgoing(limits)
-        self.incoming: Incoming = Incoming(srcs, dsts, limits, memory, self.outgoing.answer)
+        self.incoming: Incoming = Incoming(srcs, dsts, limits, memory, self.outgoing.queue_answer)
         self.gone: str | None = None
         self._evident = False  # whether this side saw the fault itself, see `LinkLostError.evident`
         self._handlers: dict[int, Callable[..., None]] = {
@@ -115,7 +115,7 @@ class Engine:
         """Fail every unmatched call, because this side closes. Matched messages continue."""
         for end in (*self.outgoing.remove_unmatched(), *self.incoming.remove_unmatched()):
             end.close()
-        self.incoming.wake_watchers()
+        self.incoming.notify_watchers()
 
     def end(self, reason: str, *, evident: bool = False, keep_arrived: bool = False) -> None:
         """Fail the waiting calls, because the other process is lost or has left.
@@ -134,4 +134,4 @@ class Engine:
             end.lose(self.gone)
             if isinstance(end.error, LinkLostError):
                 end.error.evident = self._evident
-        self.incoming.wake_watchers()
+        self.incoming.notify_watchers()

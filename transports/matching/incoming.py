@@ -60,7 +60,7 @@ class Budget:
         self._free_bytes = 0  # received by ranks, and not yet returned to the sender as credit
         self._report_bytes = limits.budget_bytes // 4
 
-    def spend(self, nbytes: int) -> None:
+    def count_arrived(self, nbytes: int) -> None:
         """Count a message that arrived and waits for its receive.
 
         Raises:
@@ -70,11 +70,11 @@ class Budget:
         if self._used_bytes > self._budget_bytes:
             raise ProtocolError(f"peer sent more eager data than the agreed {self._budget_bytes} bytes")
 
-    def free(self, nbytes: int) -> None:
+    def count_received(self, nbytes: int) -> None:
         """Count a waiting message that a rank has received; send credit once that makes a quarter of the budget.
 
         Args:
-            nbytes: Length of the message, as it was passed to `spend`.
+            nbytes: Length of the message, as it was passed to `count_arrived`.
         """
         self._free_bytes += nbytes + self._overhead_bytes
         if self._free_bytes >= self._report_bytes:
@@ -147,12 +147,12 @@ class Incoming:
         number, src, dst, tag, place = fields
         lane = (src, dst, tag)
         if number != self._next_number or lane not in self.posted:
-            self._budget.spend(payload.nbytes)
+            self._budget.count_arrived(payload.nbytes)
             self._add_announcement(number, lane, payload.nbytes, place, bytes(payload))
             return
         self._next_number += 1  # the fast path: it is the message's turn, and a receive waits
-        self._budget.spend(payload.nbytes)
-        self._budget.free(payload.nbytes)
+        self._budget.count_arrived(payload.nbytes)
+        self._budget.count_received(payload.nbytes)
         theirs = self._find_signature(number, place)
         receive = pop_first(self.posted, lane)
         error = receive.refusal(payload.nbytes, theirs)
@@ -222,7 +222,7 @@ class Incoming:
         if self._match_at_once(number, lane, nbytes, place) is not None:
             return
         self._check_announcement(number, lane)
-        self._budget.spend(nbytes)
+        self._budget.count_arrived(nbytes)
         pushed = Receive(lane, None, nbytes)
         self.filling[number] = pushed
         # otherwise `_handle_due_announcements` matches it with a waiting receive, which has memory
@@ -262,14 +262,8 @@ class Incoming:
     def _match_at_once(self, number: int, lane: Lane, nbytes: int, place: int) -> Receive | None:
         """Match a pushed message with a waiting receive without delay, if it is the message's turn and both agree.
 
-        Args:
-            number: Number of the message.
-            lane: Source, destination and tag.
-            nbytes: Length of the message.
-            place: Index of the signature in the table of the sender's signatures.
-
-        Returns:
-            The receive, which now waits for the chunks in `filling`. None, with nothing changed, if there is none.
+        The returned receive now waits for the chunks in `filling`. None, with nothing changed, if there is none.
+        `place` is that of the signature in the sender's table.
         """
         posted = self.posted.get(lane)
         if posted is None or number != self._next_number or not 0 < nbytes == posted[0].nbytes:
@@ -279,15 +273,15 @@ class Incoming:
         if posted[0].refusal(nbytes, self._find_signature(number, place)) is not None:
             return None
         # The message takes no memory here, but the sender has used credit for it, which is returned at once.
-        self._budget.spend(nbytes)
-        self._budget.free(nbytes)
+        self._budget.count_arrived(nbytes)
+        self._budget.count_received(nbytes)
         self._next_number += 1
         receive = self.filling[number] = posted.popleft()
         if not posted:
             del self.posted[lane]
         receive.matched = True
         if receive.wants_loan:
-            self._take_memory(receive)
+            self._allocate_memory(receive)
         return receive
 
     def handle_withdraw(self, number: int) -> None:
@@ -319,14 +313,9 @@ class Incoming:
         return True
 
     def _add_announcement(self, number: int, lane: Lane, nbytes: int, place: int, payload: bytes | None) -> None:
-        """Add an announcement, and handle all announcements whose turn has come.
+        """Add an announcement, and handle all whose turn has come. An eager message has a payload, an offer none.
 
-        Args:
-            number: Number of the message.
-            lane: Source, destination and tag.
-            nbytes: Length of the message.
-            place: Index of the signature in the table of the sender's signatures.
-            payload: All bytes of an eager message; None: the message is an offer.
+        `place` is that of the signature in the sender's table.
         """
         self._check_announcement(number, lane)
         if len(self._early_arrivals) + len(self._offers) >= self._limits.waiting:
@@ -359,18 +348,18 @@ class Incoming:
             self._withdrawn.remove(arrival.number)
             self._answer(MessageKind.WITHDRAWN, arrival.number)
         elif lane in self.posted:
-            self._match(pop_first(self.posted, lane), arrival)
+            self._match_with_arrival(pop_first(self.posted, lane), arrival)
         else:
             arrival.since_ns = perf_counter_ns()
             self.arrived.setdefault(lane, deque()).append(arrival)
             if arrival.is_offer:
                 self._offers[arrival.number] = lane
-            self.wake_watchers()
+            self.notify_watchers()
 
-    def wake_watchers(self) -> None:
+    def notify_watchers(self) -> None:
         """Call the callbacks of all tasks that wait for any message."""
-        for wake in tuple(self.watchers):
-            wake()
+        for notify in tuple(self.watchers):
+            notify()
 
     def unexpected(self, dst: int, tag: int | None) -> Iterator[Envelope]:
         """Yield the messages for rank `dst` that no receive has met; only those of `tag`, unless it is None."""
@@ -388,7 +377,7 @@ class Incoming:
         """Match a receive with the oldest arrived message of its lane."""
         arrival = pop_first(self.arrived, receive.lane)
         self._offers.pop(arrival.number, None)
-        self._match(receive, arrival)
+        self._match_with_arrival(receive, arrival)
 
     def withdraw_receive(self, receive: Receive) -> bool:
         """Cancel a receive; False if a message has matched it."""
@@ -401,20 +390,20 @@ class Incoming:
         receive.end(withdrawn=True)
         return True
 
-    def _match(self, receive: Receive, arrival: Arrival) -> None:
-        """Match a receive with an arrived message: finish the receive, wait for missing bytes, or answer an offer."""
+    def _match_with_arrival(self, receive: Receive, arrival: Arrival) -> None:
+        """Finish the receive, wait for missing bytes, or answer an offer."""
         if not arrival.is_offer:
-            self._budget.free(arrival.nbytes)
+            self._budget.count_received(arrival.nbytes)
         error = receive.refusal(arrival.nbytes, arrival.signature)
         # A receive of any length (`theirs` is set): only the peer has named the length, which may be more than the
         # memory of this host. So memory is taken before the offer is accepted.
         if error is None and arrival.is_offer and arrival.nbytes and receive.theirs is not None and receive.wants_loan:
             try:
-                self._take_memory(receive)
+                self._allocate_memory(receive)
             except (MemoryError, ValueError, OverflowError) as raised:
                 error = raised
         if error is not None:
-            self._refuse(receive, arrival)
+            self._refuse_arrival(receive, arrival)
             receive.end(error)
         elif arrival.payload is not None:
             receive.finish_with_payload(memoryview(arrival.payload))
@@ -428,10 +417,10 @@ class Incoming:
             receive.matched = True
             self.filling[arrival.number] = receive
             if receive.wants_loan and receive.view is None:
-                self._take_memory(receive)
+                self._allocate_memory(receive)
             self._answer(MessageKind.ACCEPT, arrival.number)
 
-    def _refuse(self, receive: Receive, arrival: Arrival) -> None:
+    def _refuse_arrival(self, receive: Receive, arrival: Arrival) -> None:
         """Drop a message that its receive refuses; the sender of an offer gets the receiver's length and signature."""
         pushed, signature = arrival.pushed, receive.signature or OPEN_SIGNATURE
         if pushed is not None and pushed.view is None and pushed.loan is None:
@@ -440,30 +429,21 @@ class Incoming:
             expected_bytes = arrival.nbytes if receive.nbytes == OPEN else receive.nbytes
             self._answer(MessageKind.REFUSE, arrival.number, expected_bytes, signature.fingerprint, text=signature.text)
 
-    def _take_memory(self, receive: Receive) -> None:
-        """Take memory for the message of a receive without a buffer.
-
-        If `consume` reads every chunk as it arrives, that is memory for one chunk only.
-        """
+    def _allocate_memory(self, receive: Receive) -> None:
+        """Take memory for a receive without a buffer: for one chunk only if `consume` reads each as it arrives."""
         receive.rolling = receive.consume is not None and self._in_order
         nbytes = min(receive.nbytes, self._limits.chunk_bytes) if receive.rolling else receive.nbytes
         receive.view = self._memory.take(nbytes)
 
     def _match_pushed(self, receive: Receive, arrival: Arrival, pushed: Receive) -> None:
-        """Match a receive with a pushed message.
-
-        Args:
-            receive: The receive, which takes over the state and the memory of the placeholder.
-            arrival: The message.
-            pushed: Its placeholder, which has collected the chunks so far, perhaps all.
-        """
+        """Let a receive take over state and memory of `pushed`, a placeholder with the chunks so far."""
         receive.matched = True
         receive.seen, receive.missing_bytes = pushed.seen, pushed.missing_bytes
         arrived = pushed.view if pushed.loan is None else pushed.loan
         if not receive.wants_loan:
             receive.detour = arrived
         elif arrived is None:
-            self._take_memory(receive)
+            self._allocate_memory(receive)
         else:
             receive.view = arrived
             if self._in_order:

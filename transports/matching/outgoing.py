@@ -62,7 +62,7 @@ class Outgoing:
     # -- calls of this process ----------------------------------------------------------------------------------------
 
     @property
-    def waiting(self) -> Iterator[Send]:
+    def waiting_sends(self) -> Iterator[Send]:
         """Every message that the receiver has not accepted."""
         yield from (send for _, _, send in self._announcing if send.progress is WAITING)
         yield from (send for send in self.sends.values() if send.progress is OFFERED)
@@ -107,7 +107,7 @@ class Outgoing:
         send.progress, send.next_offset, send.pushed = FLOWING, nbytes, True
         return True
 
-    def announce(self, send: Send) -> None:
+    def queue_announcement(self, send: Send) -> None:
         """Queue a message; `next_message` announces it later.
 
         It stays behind all queued messages of its lane: if one of them is less urgent, the message gets that urgency.
@@ -128,10 +128,10 @@ class Outgoing:
             return True
         if send.progress is OFFERED and not send.cancelled:
             send.cancelled = True
-            self.answer(MessageKind.WITHDRAW, send.number)
+            self.queue_answer(MessageKind.WITHDRAW, send.number)
         return False
 
-    def answer(self, kind: MessageKind, *fields: int, text: bytes | None = None) -> None:
+    def queue_answer(self, kind: MessageKind, *fields: int, text: bytes | None = None) -> None:
         """Queue a message of the protocol, which leaves before announcements and chunks.
 
         Args:
@@ -166,7 +166,7 @@ class Outgoing:
                 place = self._places.get(send.signature)
                 if place is None:
                     # the send stays in the queue, and is announced by the next call
-                    return self._make_signature(send.signature)
+                    return self._make_signature_message(send.signature)
                 send.place = place
             heappop(self._announcing)
             queued, urgency = self._in_lane.pop(send.lane)
@@ -176,7 +176,7 @@ class Outgoing:
                 return self._make_announcement(send)
         return None
 
-    def _make_signature(self, signature: Signature | None) -> Message:
+    def _make_signature_message(self, signature: Signature | None) -> Message:
         """Return the message that adds a signature to the other process's table; a full table starts again from 1."""
         assert signature is not None, "no signature has a place from the beginning"
         if len(self._places) >= PLACES:
@@ -201,7 +201,7 @@ class Outgoing:
         if nbytes <= self._limits.push_bytes and self._credit_bytes >= cost_bytes:
             self._credit_bytes -= cost_bytes
             send.pushed = True
-            self._start_flow(send)
+            self._queue_chunks(send)
             return MessageKind.PUSH, (number, *send.lane, nbytes, send.place), None
         send.progress = OFFERED
         return MessageKind.OFFER, (number, *send.lane, nbytes, send.place), None
@@ -222,7 +222,7 @@ class Outgoing:
             heappop(self._flowing)
         return Chunk(send, offset, min(self._limits.chunk_bytes, send.nbytes - offset))
 
-    def end_departed(self, send: Send) -> None:
+    def end_departed_send(self, send: Send) -> None:
         """End a send that has left completely and that the receiver does not confirm."""
         if self.sends.pop(send.number, None) is not None:
             send.end()
@@ -231,14 +231,14 @@ class Outgoing:
 
     def handle_accept(self, number: int) -> None:
         """Queue the chunks of a message, because the receiver has a buffer for it."""
-        send = self._answered_send(number)
+        send = self._find_answered_send(number)
         if send is None:
             return
         if not send.nbytes:
             raise ProtocolError(f"peer accepted message {number}, which has no bytes")
-        self._start_flow(send)
+        self._queue_chunks(send)
 
-    def _start_flow(self, send: Send) -> None:
+    def _queue_chunks(self, send: Send) -> None:
         """Let the chunks of a message leave, in the order of priorities."""
         send.progress = FLOWING
         heappush(self._flowing, (send.priority, send.number, send))
@@ -252,7 +252,7 @@ class Outgoing:
             fingerprint: Fingerprint of the receiver's signature.
             text: Text of the receiver's signature.
         """
-        send = self._answered_send(number)
+        send = self._find_answered_send(number)
         if send is not None:
             del self.sends[number]
             theirs = PlainSignature(fingerprint, text)
@@ -261,7 +261,7 @@ class Outgoing:
 
     def handle_withdrawn(self, number: int) -> None:
         """End a cancelled send, because the receiver has dropped the offer."""
-        send = self._answered_send(number)
+        send = self._find_answered_send(number)
         if send is None:
             return
         if not send.cancelled:
@@ -291,11 +291,10 @@ class Outgoing:
             raise ProtocolError(f"peer reported {nbytes} bytes as received, but only {sent_bytes} were outstanding")
         self._credit_bytes += nbytes
 
-    def _answered_send(self, number: int) -> Send | None:
+    def _find_answered_send(self, number: int) -> Send | None:
         """Return the offered send that an answer is about; None if this side has abandoned it.
 
-        Raises:
-            ProtocolError: No offer of this number waits for an answer.
+        Raise `ProtocolError` if no offer of this number waits for an answer.
         """
         if number in self._given_up:
             self._given_up.remove(number)
@@ -309,18 +308,18 @@ class Outgoing:
 
     def remove_unmatched(self) -> list[Send]:
         """Remove and return the unaccepted messages; the other side is asked to drop their offers."""
-        unaccepted = list(self.waiting)
+        unaccepted = list(self.waiting_sends)
         self._announcing.clear()
         self._in_lane.clear()
         for send in unaccepted:
             if self.sends.pop(send.number, None) is not None:
                 self._given_up.add(send.number)
-                self.answer(MessageKind.ABANDON, send.number)
+                self.queue_answer(MessageKind.ABANDON, send.number)
         return unaccepted
 
     def clear(self) -> list[Send]:
         """Empty all queues, and return the sends that had not ended."""
-        unfinished = list(dict.fromkeys((*self.waiting, *self.sends.values())))
+        unfinished = list(dict.fromkeys((*self.waiting_sends, *self.sends.values())))
         self.sends.clear()
         self._announcing.clear()
         self._in_lane.clear()

@@ -70,7 +70,7 @@ class Limits:
     # and few enough to bound the memory that a broken process can take.
     waiting: int = 1 << 20
     # A send of a long message ends when the receiver confirms it. Otherwise it ends when all chunks have left, see
-    # `Outgoing.end_departed`.
+    # `Outgoing.end_departed_send`.
     confirmed: bool = True
     # Messages up to this length are not confirmed: the transport keeps a copy while it may have to repeat them.
     kept_bytes: int = 0

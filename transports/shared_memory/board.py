@@ -15,7 +15,7 @@ from transports.failures import LinkLostError
 from transports.matching.protocol import BROKEN_PROTOCOL
 from transports.shared_memory import engine as native
 from transports.shared_memory.memory_link import MemoryLink
-from transports.shared_memory.segment import Heap, Segment, Shelf, make_releaser
+from transports.shared_memory.segment import Heap, LoanPool, Segment, make_releaser
 from transports.signature import PlainSignature, Signature
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Boards:
         links: The links to the other processes of this host, by index.
 
     Attributes:
-        shelf: The loans of the segment.
+        loan_pool: The loans of the segment.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Boards:
         self.engine = engine
         self.look_s = look_s
         self.links = links
-        self.shelf: Shelf = Shelf(segment.view, heap)
+        self.loan_pool: LoanPool = LoanPool(segment.view, heap)
         self._early_notes: dict[tuple[int, int], int] = {}  # for boards that do not exist yet, by key and rank
         self._open: dict[int, Board] = {}
 
-    def make(self, key: int, ranks: Sequence[int], homes: Sequence[int]) -> Board:
+    def find_or_make(self, key: int, ranks: Sequence[int], homes: Sequence[int]) -> Board:
         """Return the board of a group, made at the first call.
 
         Args:
@@ -92,7 +92,7 @@ class Boards:
         invalid = ""
         if note == _CLOSED:
             if board is not None:
-                board.receive_closed(link)
+                board.record_closed(link)
             # The board has no users here, so the other process may release its memory: that is the answer.
             elif self._early_notes.pop((key, rank), None) is not None:
                 link.send_note(key, rank, _CLOSED)
@@ -147,7 +147,7 @@ class Board:
         self._boards, self._key, self._homes, self._links = boards, key, tuple(homes), boards.links
         self._reads = True  # whether every process can read the memory of all others, as far as known
         self._others = tuple(dict.fromkeys(home for home in homes if home in boards.links))  # the other processes
-        self._when_ready = list[Callable[[], None]]()
+        self._waiters = list[Callable[[], None]]()
         # offset of the rows of each rank in the memory of its process; -1: not known yet
         self._starts: list[int] = [-1] * len(ranks)
         self._taken: set[int] = set()  # offsets of the rows of this process's ranks
@@ -165,10 +165,10 @@ class Board:
                 ready already.
         """
         if not self.ready:
-            self._when_ready.append(when_ready)
+            self._waiters.append(when_ready)
         if self._starts[position] < 0:
             rank = self.ranks[position]
-            note = self._take_rows()
+            note = self._allocate_rows()
             for other in self._others:
                 self._links[other].send_note(self._key, rank, note)
             self.receive_rows_note(rank, note)
@@ -178,37 +178,37 @@ class Board:
 
         Its memory is released once every other process has closed the board, or is lost.
         """
-        self._is_closed, self._when_ready = True, []
+        self._is_closed, self._waiters = True, []
         for rank, home in zip(self.ranks, self._homes, strict=True):
             for other in self._others if home not in self._links else ():
                 self._links[other].send_note(self._key, rank, _CLOSED)
-        self._release()
+        self._release_if_unused()
 
-    def receive_closed(self, link: MemoryLink) -> None:
+    def record_closed(self, link: MemoryLink) -> None:
         """Record that the process of a link does not use the board any more, so that memory may be released."""
         self._users.difference_update([member for member in self._others if self._links[member] is link])
-        self._release()
+        self._release_if_unused()
 
-    def _release(self) -> None:
+    def _release_if_unused(self) -> None:
         """Release the rows and results of this process, once all processes have closed the board, or are lost."""
         if not self._is_closed or self._users:
             return
-        shelf = self._boards.shelf
+        loan_pool = self._boards.loan_pool
         for start in self._taken:
-            shelf.release(start)
+            loan_pool.release(start)
         # `_native` is a cached property: looking at it would make a board
         for start in self._native.take_places(True) if "_native" in self.__dict__ else ():
-            shelf.release(start)
+            loan_pool.release(start)
         self.__dict__.pop("_native", None)
         self._taken = set()
         self._boards.forget(self._key)
 
-    def _take_rows(self) -> int:
-        """Take memory for the rows of a rank, and return the note about the rows for the other processes.
+    def _allocate_rows(self) -> int:
+        """Return the note about the rows of a rank for the other processes.
 
         Without free memory the note lacks `_ROOM`, so that no process uses the board.
         """
-        start = self._boards.shelf.take(BOARD_BYTES)
+        start = self._boards.loan_pool.allocate(BOARD_BYTES)
         if start is not None:  # the memory may have contents of an earlier loan
             self._taken.add(start)
             self._boards.segment.view[start : start + 64 * OPERATIONS] = bytes(64 * OPERATIONS)
@@ -228,11 +228,11 @@ class Board:
         self._reads &= bool(note & _READS)
         if min(self._starts) >= 0:
             self.ready = True
-            self._call_waiters()
+            self._notify_waiters()
 
-    def _call_waiters(self) -> None:
+    def _notify_waiters(self) -> None:
         """Call each function passed to `open`, because the board is ready, or one of its processes is lost."""
-        opening, self._when_ready = self._when_ready, []
+        opening, self._waiters = self._waiters, []
         for begin in opening:
             begin()
 
@@ -267,9 +267,9 @@ class Board:
             self.lost = self.lost or reason
             if "_native" in self.__dict__:
                 self._native.lose()
-            self._call_waiters()
+            self._notify_waiters()
             self._users.discard(member)
-            self._release()
+            self._release_if_unused()
 
     # -- operations ---------------------------------------------------------------------------------------------------
 
@@ -301,19 +301,19 @@ class Board:
         call_fields = (0, b"") if signature is None else (signature.fingerprint, signature.text)
         run = engine.submit(*call, _WAITED_FOR if waited_for else 0, *call_fields)
         if run is None:  # the board has no free memory for an input of this length
-            start = self._boards.shelf.take(nbytes)
+            start = self._boards.loan_pool.allocate(nbytes)
             if start is None:
-                # the shelf has no room: return memory that the board keeps and no operation uses, then try again
+                # the loan_pool has no room: return memory that the board keeps and no operation uses, then try again
                 for idle in self._native.take_places(False):
-                    self._boards.shelf.release(idle)
-                start = self._boards.shelf.take(nbytes)
+                    self._boards.loan_pool.release(idle)
+                start = self._boards.loan_pool.allocate(nbytes)
             if start is not None:
                 self._native.add_place(start, nbytes)
             run = engine.submit(*call, _NO_PLACES if start is None else 0, *call_fields)
             assert run is not None, "there is a place, or none to be had"
         return run
 
-    def submitter(self, table: Table) -> Callable[..., Run | None]:
+    def make_submitter(self, table: Table) -> Callable[..., Run | None]:
         """Return the engine's own function that submits operations with a table, without the calls of `submit`.
 
         The function returns the run; or None if the board has no memory for an input, as `submit` then takes some.
@@ -345,11 +345,11 @@ class Board:
     def loan_to_all(self, nbytes: int) -> int | None:
         """Loan `nbytes` of this process's memory to all ranks together, and return its offset; None: none is free.
 
-        The loan ends once each rank has called the function that `make_release` returns for it.
+        The loan ends once each rank has called the function that `make_loan_release` returns for it.
         """
-        return self._boards.shelf.loan(nbytes, len(self.ranks))
+        return self._boards.loan_pool.loan(nbytes, len(self.ranks))
 
-    def make_release(self, position: int, owner: int, where: int, nbytes: int) -> Callable[[], None]:
+    def make_loan_release(self, position: int, owner: int, where: int, nbytes: int) -> Callable[[], None]:
         """Return the function by which a rank of this process releases a loan of `loan_to_all`; any thread may call it.
 
         Args:
@@ -360,7 +360,7 @@ class Board:
         """
         return make_releaser(self._find_segment(owner).view, where, nbytes, position)
 
-    def loan_view(self, position: int, where: int, nbytes: int) -> memoryview:
+    def view_of_loan(self, position: int, where: int, nbytes: int) -> memoryview:
         """Return the memory of a loan, as this process maps it.
 
         Args:

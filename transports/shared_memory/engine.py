@@ -111,7 +111,7 @@ class EngineEvents(trio.abc.Instrument):
         return delivered
 
     @contextmanager
-    def probing(self, look: Callable[[], None]) -> Iterator[None]:
+    def watch_arrivals(self, look: Callable[[], None]) -> Iterator[None]:
         """Call `look` whenever messages without a receive may have arrived, for the length of a block."""
         self._engine.probe(True)
         self._probes[look] = None
@@ -121,8 +121,8 @@ class EngineEvents(trio.abc.Instrument):
             self._probes.pop(look, None)
             self._engine.probe(False)
 
-    def call_probes(self) -> None:
-        """Call the functions of all `probing` blocks."""
+    def notify_arrival_watchers(self) -> None:
+        """Call the functions of all `watch_arrivals` blocks."""
         for look in tuple(self._probes):
             look()
 
@@ -136,7 +136,7 @@ class EngineEvents(trio.abc.Instrument):
                     os.eventfd_read(self._bell)
                 self.deliver_events()
                 if self._probes:
-                    self.call_probes()
+                    self.notify_arrival_watchers()
         finally:
             trio.lowlevel.remove_instrument(self)
 

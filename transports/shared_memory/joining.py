@@ -18,7 +18,7 @@ import trio
 from transports.address import PeerAddress, host_identity
 from transports.factory import Exchange
 from transports.failures import LinkLostError
-from transports.handshake import HandshakeError, ended_error, receive_exactly
+from transports.handshake import HandshakeError, ended_connection_error, receive_exactly
 from transports.identity import Identity
 from transports.meeting import ListeningSockets, Meeting, Place, Stream
 from transports.shared_memory.engine import BUILT, RING_BYTES, STALE
@@ -61,7 +61,7 @@ class MemoryJoining:
             handshake_s=_HANDSHAKE_S,
             prepare=lambda connection: connection.setblocking(False),
             finish=self._share_memory,
-            discard=_discard,
+            discard=_close_peer,
         )
         self.member: int = identity.member
         self.members: int = identity.members
@@ -112,11 +112,9 @@ class MemoryJoining:
             os.close(bell)
 
     def _make_shared_memory(self) -> str:
-        """Create the segment and the bell, if there are other processes.
+        """Create the segment and the bell, if there are other processes; return the identity of the host.
 
-        Returns:
-            The identity of the host, which processes that can share memory have in common. "" if this process cannot
-            share memory; then `unshared` is the reason, if the user should get one.
+        Return "" if this process cannot share memory; then `unshared` is the reason, if the user should get one.
         """
         needed = (os, "memfd_create"), (os, "eventfd"), (socket, "SOCK_SEQPACKET")
         if not BUILT or not all(hasattr(module, name) for module, name in needed):
@@ -151,14 +149,11 @@ class MemoryJoining:
         """Exchange memory with a process that has proved the secret; return the peer, or why no memory is shared.
 
         Each side sends the descriptors of its segment and bell, and the address of a nonce, which the other side tries
-        to read. This is the `finish` of `Meeting`.
-
-        Raises:
-            LinkLostError: The connection ended.
+        to read. This is the `finish` of `Meeting`; it raises `LinkLostError` if the connection ended.
         """
         bell = -1
         try:
-            await self._send_memory(connection)
+            await self._send_card(connection)
             card, (segment, bell) = await _receive_card(connection)
             return await self._map_peer(connection, stream, member, card, segment, bell)
         except BaseException as error:
@@ -168,7 +163,7 @@ class MemoryJoining:
                 raise LinkLostError(f"process {member} cannot be reached: {error}") from error
             raise
 
-    async def _send_memory(self, connection: socket.socket) -> None:
+    async def _send_card(self, connection: socket.socket) -> None:
         """Send the descriptors of this process's segment and bell, with the card that describes its memory."""
         assert self.segment is not None, "processes that share no memory are not dialled"
         card = _CARD.pack(self.segment.nbytes, buffer_address(self._nonce), bytes(self._nonce))
@@ -178,18 +173,10 @@ class MemoryJoining:
     async def _map_peer(
         self, connection: socket.socket, stream: Stream, member: int, card: bytes, segment: int, bell: int
     ) -> Peer | str:
-        """Map the peer's memory and try to read from the process; both sides agree on the result.
+        """Map the peer's memory and try to read from the process; return the peer, or why no memory is shared.
 
-        Args:
-            connection: The socket, which the returned peer owns; closed if no memory is shared.
-            stream: The stream over the socket.
-            member: Index of the other process.
-            card: The other side's description of its memory, packed by `_CARD`.
-            segment: Descriptor of the other side's segment; closed here.
-            bell: Descriptor that wakes the other process; closed if no memory is shared.
-
-        Returns:
-            The peer, or why no memory is shared.
+        Both sides agree on the result. The descriptor of the segment is closed here. The returned peer owns the socket
+        and the bell, which wakes the other process; both are closed if no memory is shared.
         """
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _ = _CREDENTIALS.unpack(credentials)
@@ -197,7 +184,7 @@ class MemoryJoining:
         peer_segment: Segment | None = None
         try:
             peer_segment = Segment.from_descriptor(segment)
-            verdict = _READS if self._can_read(pid, uid, address, nonce) else _MAPS
+            verdict = _READS if self._can_read_peer(pid, uid, address, nonce) else _MAPS
             if peer_segment.nbytes != nbytes:
                 verdict = b"the memory that was passed has another size"
         except (OSError, ValueError) as error:
@@ -222,15 +209,8 @@ class MemoryJoining:
             messages_in=_ring_of_reader(peer_segment, self.member),
         )
 
-    def _can_read(self, pid: int, uid: int, address: int, nonce: bytes) -> bool:
-        """Whether the nonce of another process can be read from its memory.
-
-        Args:
-            pid: Id of the process, as the kernel reports it.
-            uid: User of the process, as the kernel reports it.
-            address: Address of the nonce in the memory of the process.
-            nonce: The nonce as the process has sent it.
-        """
+    def _can_read_peer(self, pid: int, uid: int, address: int, nonce: bytes) -> bool:
+        """Whether the nonce that a process has sent can be read from its memory, at `address`."""
         seen = bytearray(len(nonce))
         if not self._reads or uid != os.getuid() or pid <= 0:
             return False
@@ -239,7 +219,7 @@ class MemoryJoining:
         return seen == nonce
 
 
-def _discard(result: Peer | str) -> None:
+def _close_peer(result: Peer | str) -> None:
     """Close the socket and the bell of an unwanted peer."""
     if isinstance(result, Peer):
         result.socket.close()
@@ -247,7 +227,7 @@ def _discard(result: Peer | str) -> None:
 
 
 def _ring_of_reader(segment: Segment, reader: int) -> memoryview:
-    """Return the part of a segment that is the ring of the messages to process `reader`.
+    """Return the ring of the messages to process `reader`.
 
     A segment begins with one ring for each process of the world, by index.
     """
@@ -261,18 +241,14 @@ def ring_bytes(members: int) -> int:
 
 
 async def _receive_card(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """Receive the card that describes another process's memory, and the descriptors of its segment and its bell.
+    """Return the card of another process's memory, and the descriptors of its segment and bell; the caller closes them.
 
-    Returns:
-        The card, packed by `_CARD`; the two descriptors, which the caller has to close.
-
-    Raises:
-        HandshakeError: The other process has hung up, or has not sent both.
+    Raise `HandshakeError` if the other process has hung up, or has not sent all.
     """
     await trio.lowlevel.wait_readable(connection)
     card, descriptors, _, _ = socket.recv_fds(connection, _CARD.size, 2, socket.MSG_CMSG_CLOEXEC)
     if len(card) != _CARD.size or len(descriptors) != 2:
         for descriptor in descriptors:
             os.close(descriptor)
-        raise ended_error()
+        raise ended_connection_error()
     return card, descriptors

@@ -29,13 +29,7 @@ def memory_limit_bytes(root: Path = Path("/")) -> int:
 
 
 def _read_limits(mount: Path, path: str, name: str) -> list[int]:
-    """Return the readable limits of a control group and of the groups above it, in bytes.
-
-    Args:
-        mount: Folder that contains the control groups.
-        path: Path of the group in that folder.
-        name: Name of the file with the limit.
-    """
+    """Return the readable limits of a control group, at `path` below `mount`, and of the groups above it, in bytes."""
     inside = PurePosixPath(path.lstrip("/"))
     limits: list[int] = []
     for group in (inside, *inside.parents):

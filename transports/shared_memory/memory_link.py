@@ -98,9 +98,9 @@ class MemoryRequest(MessageEnd):
     def look(self) -> bool:
         """Poll for a moment, if recent polls were successful; return True, as this wire can poll."""
         patience = self.link.patience
-        if not self.ended and (look_s := patience.take()) > 0:
+        if not self.ended and (look_s := patience.next_poll_s()) > 0:
             # the second duration is how long the engine polls before it sleeps: here the whole time
-            patience.learn(came=self.link.engine.wait(self.op, look_s, look_s) != PENDING)
+            patience.record_poll(came=self.link.engine.wait(self.op, look_s, look_s) != PENDING)
             self.settle()
         return True
 
@@ -113,16 +113,16 @@ class MemoryRequest(MessageEnd):
         if self.ended or self.op.state == PENDING:
             return
         if self.op.state == SIZED:
-            self._accept()
+            self._allocate_and_accept()
         else:
-            self._end(self.op.state)
+            self._end_in_state(self.op.state)
 
     on_end = settle
 
     def settle_in_thread(self) -> bool:
         """End this request in the calling thread if it was successful; False if the event loop has to end it."""
         # these ends wake a task, or end the link, which only the event loop may do
-        if self.link.leaves or self.op.state != DONE:
+        if self.link.is_leaving or self.op.state != DONE:
             return False
         self.settle()
         return True
@@ -135,7 +135,7 @@ class MemoryRequest(MessageEnd):
             self.error = TransportClosedError("the transport has been closed", **lane_fields(self.lane))
             self.withdraw()
 
-    def _accept(self) -> None:
+    def _allocate_and_accept(self) -> None:
         """Make memory for the message that a receive of any length has met, and let the engine receive it there.
 
         If the memory cannot be made, the message is refused, and the receive fails.
@@ -151,19 +151,17 @@ class MemoryRequest(MessageEnd):
         except Exception as error:  # of `allocate`, or a lack of memory
             # without memory, the engine refuses the message
             engine.accept(sized, None, None)
-            self._end(SIZED, error)
+            self._end_in_state(SIZED, error)
             return
         if sized.queued:  # the engine would report this end to the event loop, too
             engine.forget(sized)
         self.op = engine.accept(sized, None, memory, self)
-        self.link.register(self)
+        self.link.register_request(self)
 
-    def _end(self, state: int, error: Exception | None = None) -> None:
+    def _end_in_state(self, state: int, error: Exception | None = None) -> None:
         """End this request after its operation, and call `done`. After a failure, memory for a loan is released.
 
-        Args:
-            state: State of the operation in the engine.
-            error: Why no memory could be made for the message; None: `state` decides the error.
+        Without an error, which is why no memory could be made for the message, the state of the operation decides.
         """
         if self.op.queued:  # the engine would report this end to the event loop, too
             self.link.engine.forget(self.op)
@@ -260,7 +258,7 @@ class MemoryLink(PeerLink):
         if not self._dead:
             self.engine.note(self.member, key, rank, note)
 
-    def register(self, call: MemoryRequest) -> MemoryRequest:
+    def register_request(self, call: MemoryRequest) -> MemoryRequest:
         """Keep a new request until its end, and return it; if its operation has ended already, end the request now."""
         if call.op.state == PENDING or call.op.queued:
             self.calls[call] = None
@@ -273,7 +271,7 @@ class MemoryLink(PeerLink):
         self.record_change()
 
     @property
-    def leaves(self) -> bool:
+    def is_leaving(self) -> bool:
         """Whether this process is leaving: a task waits in `leave`."""
         return self._changed is not None
 
@@ -290,10 +288,10 @@ class MemoryLink(PeerLink):
         with suppress(trio.ClosedResourceError):
             while not self._dead:
                 await trio.lowlevel.wait_readable(self.peer.socket)
-                self._receive_end()
+                self._handle_socket_end()
 
-    def _receive_end(self) -> None:
-        """Handle the end of the socket. Unless one side has sent a goodbye before, the other process is lost."""
+    def _handle_socket_end(self) -> None:
+        """Unless one side has sent a goodbye before, the other process is lost."""
         try:
             packet = self.peer.socket.recv(1)
         except BlockingIOError:
@@ -311,7 +309,7 @@ class MemoryLink(PeerLink):
     def on_goodbye(self) -> None:
         """Handle the goodbye of the other process, which does not send or receive any more."""
         self.has_left = True
-        self._end(f"{self.name} has left")
+        self._fail_calls(f"{self.name} has left")
 
     def lose(self, reason: str, *, evident: bool = False) -> None:
         """Fail all calls with the process, and report its loss to the user, unless it was already lost or had left.
@@ -331,10 +329,10 @@ class MemoryLink(PeerLink):
         """
         if self.gone is None:  # only the first reason counts: later ones may be its consequences
             self._evident = evident
-        self._end(f"{self.name} is lost: {reason}")
+        self._fail_calls(f"{self.name} is lost: {reason}")
         self._close_socket()
 
-    def _end(self, reason: str) -> None:
+    def _fail_calls(self, reason: str) -> None:
         """Fail the calls under way; messages that have arrived can still be received."""
         if self.gone is None:
             self.gone = reason
@@ -345,7 +343,7 @@ class MemoryLink(PeerLink):
             self.on_loss()
 
     def _close_socket(self) -> None:
-        """Close the socket, once, and wake the task in `leave`."""
+        """Close the socket, once, and notify the task in `leave`."""
         if not self._dead:
             self._dead = True
             trio.lowlevel.notify_closing(self.peer.socket)

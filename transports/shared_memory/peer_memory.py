@@ -26,7 +26,7 @@ class _Vector(ctypes.Structure):
 
 @cache
 def _libc() -> ctypes.CDLL:
-    """Return the C library, with the argument types of `process_vm_readv` declared."""
+    """Declare the argument types of `process_vm_readv`, too."""
     libc = ctypes.CDLL(None, use_errno=True)
     vector = ctypes.POINTER(_Vector)
     libc.process_vm_readv.argtypes = [

@@ -89,7 +89,7 @@ class Heap:
         self._free: defaultdict[int, list[int]] = defaultdict(list)  # by size: offsets of free pieces
         self._sizes: dict[int, int] = {}  # sizes of the pieces in use, by offset
 
-    def take(self, nbytes: int) -> int | None:
+    def allocate(self, nbytes: int) -> int | None:
         """Return the offset of a piece of at least `nbytes`, which is in use from now on; None if no room is left."""
         size = _piece_bytes(nbytes)
         if self._free[size]:
@@ -102,7 +102,7 @@ class Heap:
         return start
 
     def free(self, start: int) -> None:
-        """Free the piece that `take` returned with this offset."""
+        """Free the piece that `allocate` returned with this offset."""
         # used again for pieces of the same size only: neighbouring pieces are not joined
         self._free[self._sizes.pop(start)].append(start)
 
@@ -120,7 +120,7 @@ def _piece_bytes(nbytes: int) -> int:
 _WORD_BYTES = 8  # of the word behind a loan that a rank sets to 1 when it releases its part
 
 
-class Shelf:
+class LoanPool:
     """The loans of a segment. Any thread may take a piece and release one.
 
     A loan may belong to several ranks until the last of them has released it. Behind its bytes lies a word for each
@@ -144,7 +144,7 @@ class Shelf:
         Each rank releases its part by a function of `make_releaser`.
         """
         first = _words_offset(nbytes)
-        start = self.take(first + ranks * _WORD_BYTES)
+        start = self.allocate(first + ranks * _WORD_BYTES)
         if start is not None:
             words = self._memory[start + first : start + first + ranks * _WORD_BYTES]
             words[:] = bytes(words.nbytes)
@@ -152,14 +152,14 @@ class Shelf:
                 self._loans[start] = words.cast("Q")
         return start
 
-    def take(self, nbytes: int) -> int | None:
+    def allocate(self, nbytes: int) -> int | None:
         """Return the offset of a piece of `nbytes` that this process itself releases; None if no room is left."""
         with self._lock:
             self._free_released()
-            return self._heap.take(nbytes)
+            return self._heap.allocate(nbytes)
 
     def release(self, start: int) -> None:
-        """Release the piece that `take` returned with this offset; in any thread, and at any point of a program."""
+        """Release the piece that `allocate` returned with this offset; in any thread, and at any point of a program."""
         self._released.append(start)
 
     def _free_released(self) -> None:
@@ -172,7 +172,7 @@ class Shelf:
 
 
 def make_releaser(memory: memoryview, start: int, nbytes: int, position: int) -> Callable[[], None]:
-    """Return the function that releases a rank's part of a loan of `Shelf.loan`; it does nothing in a forked process.
+    """Return the function that releases a rank's part of a loan of `LoanPool.loan`, unless it runs in a fork.
 
     Behind the bytes of the loan there is a word of 8 bytes for each rank. The function sets the rank's word to 1.
 
@@ -188,7 +188,6 @@ def make_releaser(memory: memoryview, start: int, nbytes: int, position: int) ->
     getpid = os.getpid  # kept here: `release` may be called while the interpreter ends
 
     def release() -> None:
-        """Mark a rank's part of the loan as released."""
         if getpid() == pid:
             word[0] = 1
 

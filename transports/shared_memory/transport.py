@@ -118,13 +118,13 @@ class SharedMemory(LinkedTransport[MemoryLink]):
         Arguments are as of `Transport.board`.
         """
         homes = [self.member if rank in self.ranks else self.home.get(rank, -1) for rank in ranks]
-        return None if self._boards is None or -1 in homes else self._boards.make(key, ranks, homes)
+        return None if self._boards is None or -1 in homes else self._boards.find_or_make(key, ranks, homes)
 
     def loan(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
         """Return memory that the other processes of this host can read, and its release; None if no room is left."""
-        if (boards := self._boards) is None or (start := boards.shelf.take(nbytes)) is None:
+        if (boards := self._boards) is None or (start := boards.loan_pool.allocate(nbytes)) is None:
             return None
-        return boards.segment.view[start : start + nbytes], partial(boards.shelf.release, start)
+        return boards.segment.view[start : start + nbytes], partial(boards.loan_pool.release, start)
 
     async def join(self) -> None:
         """Connect with the other processes of this host.
@@ -137,7 +137,7 @@ class SharedMemory(LinkedTransport[MemoryLink]):
         if segment is not None and self._peers:
             self._make_engine(segment)
         self.restrict_to(self.links)
-        self._report_refused()
+        self._report_unshared_memory()
 
     def release(self) -> None:
         """Close the engine, and the descriptors that wake processes."""
@@ -148,17 +148,13 @@ class SharedMemory(LinkedTransport[MemoryLink]):
         self._joining.close()
 
     def _make_engine(self, segment: Segment) -> None:
-        """Make the engine of this process, its links to the peers, and its boards.
-
-        Args:
-            segment: Shared memory of this process.
-        """
+        """Make the links to the peers, and the boards, too."""
         ways: list[Way | None] = [None] * len(self.placement)  # by index of the process; None: not reached
         for i, peer in self._peers.items():
             peer_bells = bells(peer.segment.view)
             ways[i] = Way(ring_out=peer.messages_out, ring_in=peer.messages_in, bells=peer_bells, bell=peer.bell)
         pids = [peer.pid for peer in self._peers.values()]
-        look_s, yields = polling_rule(pids, len(usable_cores()))
+        look_s, yields = choose_polling(pids, len(usable_cores()))
         # threads of each process for its collectives: an equal part of the cores
         workers, bell = max(1, len(usable_cores()) // (1 + len(pids))), self._joining.bell
         # the compiled code takes no keyword arguments
@@ -175,32 +171,21 @@ class SharedMemory(LinkedTransport[MemoryLink]):
             link.on_loss, link.deliver_events = partial(self._handle_lost_peer, i), self.events.deliver_events
 
     def _on_note(self, member: int, key: int, rank: int, note: int) -> None:
-        """Handle a note of another process: about a board, or its goodbye.
-
-        Args:
-            member: Index of the process that has sent the note.
-            key: Number of the group.
-            rank: The rank that the note is about; `GOODBYE`: the note is a goodbye.
-            note: Offset and flags of the rank's rows, see `transports.shared_memory.board`.
-        """
+        """Handle a note about the rows of a rank, see `board`, or a goodbye, if the rank is `GOODBYE`."""
         if rank == GOODBYE:
             self.links[member].on_goodbye()
         elif self._boards is not None:
             self._boards.receive_rows_note(self.links[member], key, rank, note)
 
     def _handle_lost_peer(self, member: int) -> None:
-        """Mark the boards of a lost process as lost, and wake receives from any source, so that they find the loss."""
+        """Mark the boards of a lost process as lost; notify receives from any source, so that they find the loss."""
         if self._boards is not None:
             self._boards.lose(member, str(self.links[member].gone))
         if self.events is not None:
-            self.events.call_probes()
+            self.events.notify_arrival_watchers()
 
-    def _report_refused(self) -> None:
-        """Report to the user why memory is not shared with processes of this host.
-
-        Raises:
-            TransportError: A process cannot be reached although `everybody` is set.
-        """
+    def _report_unshared_memory(self) -> None:
+        """Report why no memory is shared; raise `TransportError` if a process cannot be reached despite `everybody`."""
         if self._joining.unshared:
             self._report(f"process {self.member} {self._joining.unshared}")
         for other, reason in sorted(self._joining.refused.items()):
@@ -255,7 +240,7 @@ class _MemoryWire(LinkedWire[SharedMemory]):
         if call.op.state == native.DONE and not call.op.queued:
             link.count += 1
             return None
-        return link.register(call)
+        return link.register_request(call)
 
     def begin_recv(
         self,
@@ -281,7 +266,7 @@ class _MemoryWire(LinkedWire[SharedMemory]):
         call = MemoryRequest(link, lane, nbytes, done, receives=True, loan=loan, signature=signature)
         call.allocate, target, ranks = allocate, view if loan is None else loan, src << 32 | self.rank
         call.op = link.engine.receive(link.member, tag, mine.fingerprint, mine.text, None, nbytes, target, ranks, call)
-        return link.register(call)
+        return link.register_request(call)
 
     def takes_threads(self, peer: int) -> bool:
         """Whether a thread may begin messages with a peer: if the peer can be reached now."""
@@ -322,7 +307,7 @@ class _MemoryWire(LinkedWire[SharedMemory]):
     def watch(self, notify: Callable[[], None]) -> AbstractContextManager[None]:
         """Return a context in which `notify` is called whenever a message may have arrived, or a peer been lost."""
         events = self._transport.events
-        return nullcontext() if events is None else events.probing(notify)
+        return nullcontext() if events is None else events.watch_arrivals(notify)
 
 
 def factory(bootstrap: Bootstrap, *, everybody: bool = True) -> SharedMemory:
@@ -336,10 +321,10 @@ def factory(bootstrap: Bootstrap, *, everybody: bool = True) -> SharedMemory:
         ArgumentError: An option has an impossible value.
     """
     limit_bytes = cast("int | None", bootstrap.options.get("shared_memory"))
-    return SharedMemory(**bootstrap.between_processes, limit_bytes=limit_bytes, everybody=everybody)
+    return SharedMemory(**bootstrap.constructor_arguments, limit_bytes=limit_bytes, everybody=everybody)
 
 
-def polling_rule(others: Sequence[int], cores: int) -> tuple[float, bool]:
+def choose_polling(others: Sequence[int], cores: int) -> tuple[float, bool]:
     """Return how many seconds a thread polls before it sleeps, and whether it yields its core while it polls.
 
     It yields the core if there are fewer cores than processes. If Linux makes each session a scheduling group, a yield
@@ -353,12 +338,12 @@ def polling_rule(others: Sequence[int], cores: int) -> tuple[float, bool]:
     if len(others) < cores:
         return _LOOK_S, False
     grouped = AUTOGROUP.exists() and AUTOGROUP.read_text(encoding="ascii").strip() == "1"
-    reached = not grouped or all(_session_id(other) == os.getsid(0) for other in others)
+    reached = not grouped or all(_find_session(other) == os.getsid(0) for other in others)
     return (_LOOK_S if reached else 0.0), True
 
 
-def _session_id(pid: int) -> int | None:
-    """Return the session of a process; None if the process is gone."""
+def _find_session(pid: int) -> int | None:
+    """Return None if the process is gone."""
     try:
         return os.getsid(pid)
     except OSError:  # the process is gone

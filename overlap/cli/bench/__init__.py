@@ -14,17 +14,19 @@ import argparse
 
 from ...collectives.reduce import OPS
 from ...settings import Option
-from ...units import count, index, parse_yes_no
-from ..options import add_options, as_argument, shared_option
+from ...units import parse_count, parse_index, parse_yes_no
+from ..options import add_options, as_argument_type, shared_option
 from .cases import NAMES
 
 OPTIONS = {
     "ranks": shared_option(
-        "ranks", "several: 2,4; default: 2, or 1 for each process", read=lambda text: [*map(count, text.split(","))]
+        "ranks",
+        "several: 2,4; default: 2, or 1 for each process",
+        read=lambda text: [*map(parse_count, text.split(","))],
     ),
     "in_place": Option(read=parse_yes_no, help="put results into the memory of the inputs"),
     "algorithm": shared_option("algorithm"),
-    "processes": shared_option("processes", "default: 1", read=count),
+    "processes": shared_option("processes", "default: 1", read=parse_count),
     "json": shared_option("json"),
 }
 """Options that other commands have, too, and those of the ranks."""
@@ -53,11 +55,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-b", "--minbytes", metavar="SIZE", help="smallest size; default: 8; alone, the only size")
     add("-e", "--maxbytes", metavar="SIZE", help="largest size; default: 64M")
     add("-f", "--stepfactor", type=float, default=2.0, metavar="X", help="each size is X times the last; default: 2")
-    add("-n", "--iters", type=as_argument(count), default=20, metavar="N", help="number of samples; default: 20")
+    add(
+        "-n",
+        "--iters",
+        type=as_argument_type(parse_count),
+        default=20,
+        metavar="N",
+        help="number of samples; default: 20",
+    )
     add(
         "-w",
         "--warmup_iters",
-        type=as_argument(index),
+        type=as_argument_type(parse_index),
         default=5,
         metavar="N",
         help="number of samples before these; default: 5",

@@ -12,7 +12,7 @@ import numpy as np
 
 from ... import Rank, UsageError
 from ...collectives.kinds import Collective
-from ...collectives.reduce import OPS, Array, check_dtype, reducer
+from ...collectives.reduce import OPS, Array, check_dtype, find_reducer
 from ...runtime.forms import dtype_of
 from ...runtime.future import Future
 from ...units import format_bytes, parse_bytes
@@ -30,7 +30,7 @@ class BenchOperation:
     short: str  # Short name; the long name if there is none
     in_place: bool = False  # Whether input and result may share memory
 
-    def blocks(self, ranks: int) -> int:
+    def block_count(self, ranks: int) -> int:
         """Return the number of blocks in the input or the result of a rank, whichever has more."""
         return ranks if self.kind.traits.scatters or self.kind.traits.gathers else 1
 
@@ -84,17 +84,17 @@ class Case:
     @property
     def size_bytes(self) -> int:
         """Bytes of the input or of the result of one rank, whichever has more: the size in the table."""
-        return self.count * self.operation.blocks(self.ranks) * self.dtype.itemsize
+        return self.count * self.operation.block_count(self.ranks) * self.dtype.itemsize
 
-    def issuer(self, rank: Rank, x: Array, out: Array | None) -> Callable[[], tuple[Future[object], ...]]:
+    def make_issue_function(self, rank: Rank, x: Array, out: Array | None) -> Callable[[], tuple[Future[object], ...]]:
         """Return a function that issues the operation on one rank, and returns the futures to await.
 
         Everything but the call of the rank's method is done before, so that it is not measured.
 
         Args:
             rank: The rank.
-            x: Input of the rank, from `buffers`.
-            out: Array for the result of the rank, from `buffers`; None: the rank gets no result.
+            x: Input of the rank, from `make_buffers`.
+            out: Array for the result of the rank, from `make_buffers`; None: the rank gets no result.
         """
         if out is not None and self.operation.kind is Collective.P2P:
             # a ring: each rank sends to the next one
@@ -104,14 +104,16 @@ class Case:
         call = partial(getattr(rank, self.operation.name), x, out=out, **options)
         return lambda: (call(),)
 
-    def buffers(self, rank: int) -> tuple[Array, Array | None]:
+    def make_buffers(self, rank: int) -> tuple[Array, Array | None]:
         """Return the filled input of `rank`, and the array for its result; None: the rank gets no result.
 
         In place, the two share memory.
         """
         kind = self.operation.kind
-        source = repeat_pattern(pattern(rank, self.dtype), 0, self.count * (self.ranks if kind.traits.scatters else 1))
-        if not self.receives(rank):
+        source = repeat_pattern(
+            input_pattern(rank, self.dtype), 0, self.count * (self.ranks if kind.traits.scatters else 1)
+        )
+        if not self.gets_result(rank):
             return source, None
         if self.in_place and not kind.traits.gathers:
             return source, source
@@ -122,11 +124,11 @@ class Case:
         own[...] = source
         return own, result
 
-    def receives(self, rank: int) -> bool:
+    def gets_result(self, rank: int) -> bool:
         """Return whether `rank` gets a result."""
         return rank == self.root or self.operation.kind not in (Collective.REDUCE, Collective.GATHER)
 
-    def expected(self, rank: int) -> Array:
+    def expected_result(self, rank: int) -> Array:
         """Return the expected result of `rank`, which must be one that gets a result."""
         kind, count = self.operation.kind, self.count
         first = rank * count if kind.traits.scatters else 0
@@ -140,7 +142,7 @@ class Case:
 
     def _input_slice(self, src: int, first: int) -> Array:
         """Return the part of a rank's input that begins at element `first` and has the length of a block."""
-        return repeat_pattern(pattern(src, self.dtype), first, self.count)
+        return repeat_pattern(input_pattern(src, self.dtype), first, self.count)
 
 
 # -- test data: small integers, so that every dtype holds them and every sum is exact --------------------------------
@@ -154,7 +156,7 @@ _WIDE = {"b": np.bool_, "i": np.int64, "u": np.uint64, "c": np.complex128}  # fl
 
 
 @lru_cache(maxsize=64)
-def pattern(rank: int, dtype: np.dtype[np.generic]) -> Array:
+def input_pattern(rank: int, dtype: np.dtype[np.generic]) -> Array:
     """Return the `PERIOD` elements of which the input of `rank` is made: random 1, 2 and 3, or False and True."""
     low, high = (0, 2) if dtype.kind == "b" else (1, 4)
     return np.random.default_rng((SEED, rank)).integers(low, high, PERIOD).astype(dtype)
@@ -170,7 +172,7 @@ def expected_reduction(ranks: int, op: str, dtype: np.dtype[np.generic]) -> Arra
         dtype: Type of the elements.
     """
     wide = _WIDE.get(dtype.kind, np.float64)
-    total = OPS[op].reference(np.stack([pattern(rank, dtype) for rank in range(ranks)]).astype(wide))
+    total = OPS[op].reference(np.stack([input_pattern(rank, dtype) for rank in range(ranks)]).astype(wide))
     if OPS[op].divides and dtype.kind == "c":
         total = total.astype(dtype)  # numpy multiplies by a reciprocal, so 64 bits would round differently
     if OPS[op].divides:
@@ -183,7 +185,7 @@ def repeat_pattern(repeated: Array, first: int, count: int) -> Array:
     return np.resize(np.roll(repeated, -(first % PERIOD)), count)
 
 
-def wrong_elements(result: Array, expected: Array) -> int:
+def count_wrong_elements(result: Array, expected: Array) -> int:
     """Return how many elements of `result` differ from `expected`, an array of the same length."""
     return int(np.count_nonzero(result.reshape(-1) != expected))
 
@@ -202,7 +204,7 @@ def list_cases(args: argparse.Namespace) -> list[list[Case]]:
             raise UsageError(f"{flag}: expected at most {_MOST_SAMPLES}, got {samples}")
     operation, dtype, processes = NAMES[args.operation], find_dtype(args.datatype), args.processes or 1
     if operation.kind.traits.reduces:
-        reducer(args.op, dtype)
+        find_reducer(args.op, dtype)
     if args.in_place and not operation.in_place:
         raise UsageError(f"--in-place: {operation.name} cannot, because it writes where it still reads; leave it out")
     worlds, sizes = [], _list_sizes_bytes(args)
@@ -222,12 +224,10 @@ def list_cases(args: argparse.Namespace) -> list[list[Case]]:
 
 
 def _list_sizes_bytes(args: argparse.Namespace) -> list[int]:
-    """Return the sizes from `--minbytes` to `--maxbytes`, each `--stepfactor` times the last, and at least 1 byte more.
+    """Return the sizes from `--minbytes`, each `--stepfactor` times the last, at least 1 byte more.
 
-    With `--minbytes` and no `--maxbytes`, `--minbytes` is the only size.
-
-    Raises:
-        UsageError: An option is no size, or the sizes are out of order or do not grow.
+    Without `--maxbytes`, `--minbytes` is the only one. Raises `UsageError` for options that are no sizes, or do not
+    grow.
     """
     size = parse_bytes(args.minbytes or "8", argument="--minbytes")
     high = parse_bytes(args.maxbytes or args.minbytes or "64M", argument="--maxbytes")

@@ -20,9 +20,9 @@ from ... import Rank, run
 from ...config import RunConfig, setting_environment
 from ...processes.place import find_place
 from ...units import format_bytes
-from ..output import show
+from ..output import print_page_or_json
 from ..processes import run_processes
-from .cases import Case, list_cases, wrong_elements
+from .cases import Case, count_wrong_elements, list_cases
 from .sampling import BATCH, BATCHED_BYTES, Sampling, Times, slowest_times
 
 _LIMIT_S = 600
@@ -62,12 +62,11 @@ def measure_and_print(args: argparse.Namespace) -> int:
         if processes > 1 and place is None:
             given = {name: value for name, value in vars(args).items() if not callable(value)}
             # a host for each process: within one host, only algorithms for shared memory would be chosen
-            config = RunConfig.given(processes=processes, cluster=f"local x{processes}", prefix=False)
+            config = RunConfig.from_values(processes=processes, cluster=f"local x{processes}", prefix=False)
             return run_processes(config, ["-m", __name__, json.dumps(given)])
         sampling, rows = Sampling(iters=args.iters, warmup=args.warmup_iters), list[Result]()
 
-        def add(result: Result) -> None:
-            """Add a row, and print it."""
+        def add_row(result: Result) -> None:
             heading = "" if rows else f"{table_heading(result.case, sampling, processes)}\n"
             rows.append(result)
             if not args.json:
@@ -75,20 +74,20 @@ def measure_and_print(args: argparse.Namespace) -> int:
 
         for world in worlds:
             run(
-                measure_on_rank, world, sampling, add, ranks=world[0].ranks, algorithm=args.algorithm,
+                measure_on_rank, world, sampling, add_row, ranks=world[0].ranks, algorithm=args.algorithm,
                 timeout_s=len(world) * _LIMIT_S,
             )  # fmt: skip
     if not rows:  # rank 0 is in another process
         return 0
     wrong = sum(result.wrong for result in rows)
     verdict = f"# {wrong} wrong elements: FAILED" if wrong else "# every result checked: none wrong"
-    document = {"sampling": asdict(sampling), "processes": processes, "rows": describe_rows(rows)}
-    show(args, lambda: document, lambda: [verdict], version=2)
+    document = {"sampling": asdict(sampling), "processes": processes, "rows": json_rows(rows)}
+    print_page_or_json(args, lambda: document, lambda: [verdict], version=2)
     return int(wrong > 0)
 
 
 async def measure_on_rank(
-    rank: Rank, world: Sequence[Case], sampling: Sampling, add: Callable[[Result], object]
+    rank: Rank, world: Sequence[Case], sampling: Sampling, add_row: Callable[[Result], object]
 ) -> None:
     """Measure all cases, one after the other. The program of each rank.
 
@@ -96,15 +95,15 @@ async def measure_on_rank(
         rank: The rank.
         world: The cases for this number of ranks.
         sampling: Number of samples.
-        add: Called on rank 0 with the row of each case.
+        add_row: Called on rank 0 with the row of each case.
     """
     for case in world:
         by_rank = await measure_case(rank, case, sampling)
         if by_rank is not None:
-            add(summarize(case, sampling, by_rank))
+            add_row(summarize_case(case, sampling, by_rank))
 
 
-def summarize(case: Case, sampling: Sampling, by_rank: Sequence[Sequence[int]]) -> Result:
+def summarize_case(case: Case, sampling: Sampling, by_rank: Sequence[Sequence[int]]) -> Result:
     """Return the row of a case.
 
     Args:
@@ -112,7 +111,9 @@ def summarize(case: Case, sampling: Sampling, by_rank: Sequence[Sequence[int]]) 
         sampling: Number of samples.
         by_rank: Result of `measure_case` on rank 0.
     """
-    times = slowest_times([samples_ns for _, *samples_ns in by_rank], batch=sampling.batch(case.size_bytes))
+    times = slowest_times(
+        [samples_ns for _, *samples_ns in by_rank], batch=sampling.operations_per_sample(case.size_bytes)
+    )
     return Result(case=case, times=times, wrong=sum(wrong for wrong, *_ in by_rank))
 
 
@@ -125,27 +126,27 @@ async def measure_case(rank: Rank, case: Case, sampling: Sampling) -> list[list[
         On rank 0, for each rank of the world, the number of wrong elements of its result, and then its samples in
         nanoseconds without those of the warm-up; None on the others.
     """
-    issue = case.issuer(rank, *case.buffers(rank.rank))
+    issue = case.make_issue_function(rank, *case.make_buffers(rank.rank))
     samples_ns: list[int] = []
     for _ in range(sampling.warmup + sampling.iters):
         await rank.barrier()
         start_ns = perf_counter_ns()
-        for _ in range(sampling.batch(case.size_bytes)):
+        for _ in range(sampling.operations_per_sample(case.size_bytes)):
             for future in issue():
                 await future
         samples_ns.append(perf_counter_ns() - start_ns)
-    wrong = await _count_wrong(rank, case)
+    wrong = await _run_and_count_wrong(rank, case)
     by_rank = await rank.gather(np.array([wrong, *samples_ns[sampling.warmup :]], np.int64))
     return None if by_rank is None else by_rank.reshape(rank.world_size, -1).tolist()
 
 
-async def _count_wrong(rank: Rank, case: Case) -> int:
+async def _run_and_count_wrong(rank: Rank, case: Case) -> int:
     """Run the case once more on fresh data, and return the number of wrong elements on this rank."""
-    x, out = case.buffers(rank.rank)
-    for future in case.issuer(rank, x, out)():
+    x, out = case.make_buffers(rank.rank)
+    for future in case.make_issue_function(rank, x, out)():
         await future
     with np.errstate(invalid="ignore"):
-        return 0 if out is None else wrong_elements(out, case.expected(rank.rank))
+        return 0 if out is None else count_wrong_elements(out, case.expected_result(rank.rank))
 
 
 # -- the table and the JSON -------------------------------------------------------------------------------------------
@@ -179,19 +180,19 @@ def table_heading(case: Case, sampling: Sampling, processes: int) -> str:
 def table_row(measured: Result) -> str:
     """Return the line of the table for a measured case."""
     case, times = measured.case, measured.times
-    spans = [number(value_ns / 1e3) for value_ns in (times.median_ns, times.p10_ns, times.p90_ns)]
+    spans = [format_table_number(value_ns / 1e3) for value_ns in (times.median_ns, times.p10_ns, times.p90_ns)]
     rates = [f"{rate / 1e9:.3f}" for rate in (measured.algbw_bytes_per_s, measured.busbw_bytes_per_s)]
     middle = " ".join(f"{value:>8}" for value in (*spans, *rates))
     return f" {case.size_bytes:>10} {case.count:>10} {case.ranks:>5} {middle} {measured.wrong:>5}"
 
 
-def number(value: float) -> str:
+def format_table_number(value: float) -> str:
     """Return a number with 2 decimals below 100, 1 decimal below 10,000, and none above."""
     decimals = 2 if value < 99.995 else int(value < 9999.95)
     return f"{value:.{decimals}f}"
 
 
-def describe_rows(rows: Sequence[Result]) -> list[dict[str, object]]:
+def json_rows(rows: Sequence[Result]) -> list[dict[str, object]]:
     """Return rows for JSON: times in nanoseconds for one operation, bandwidths in bytes per second."""
     return [
         {name: getattr(row.case, name) for name in ("size_bytes", "count", "ranks", "in_place", "op", "root")}

@@ -26,7 +26,7 @@ class Sampling:
     iters: int = 20  # Counted samples
     warmup: int = 5  # Samples before them, which are discarded
 
-    def batch(self, size_bytes: int) -> int:
+    def operations_per_sample(self, size_bytes: int) -> int:
         """Return the number of operations in one sample of messages of `size_bytes`."""
         return BATCH if size_bytes <= BATCHED_BYTES else 1
 
@@ -40,7 +40,7 @@ class Times:
     p90_ns: float
 
     @classmethod
-    def of(cls, samples_ns: Sequence[float] | NDArray[np.float64]) -> Times:
+    def of_samples(cls, samples_ns: Sequence[float] | NDArray[np.float64]) -> Times:
         """Summarise samples in nanoseconds; percentiles are interpolated between neighbours."""
         p10, median, p90 = (float(value) for value in np.percentile(samples_ns, (10, 50, 90)))
         return cls(median_ns=median, p10_ns=p10, p90_ns=p90)
@@ -52,4 +52,4 @@ class Times:
 
 def slowest_times(by_rank_ns: Sequence[Sequence[int]], *, batch: int) -> Times:
     """Summarise the samples of all ranks: the slowest rank's time of each sample, divided by the operations in it."""
-    return Times.of(np.asarray(by_rank_ns, np.float64).max(axis=0) / batch)
+    return Times.of_samples(np.asarray(by_rank_ns, np.float64).max(axis=0) / batch)

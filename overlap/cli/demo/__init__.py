@@ -16,12 +16,12 @@ from ...errors import UsageError
 from ...settings import Option
 from ...timeline import TimelineView
 from ...timeline.files.trace import write_trace
-from ...units import integer
+from ...units import parse_integer
 from ..console import Console
 from ..options import add_options, shared_option
 from ..output import output_path
-from .report import introduction, make_step_printer, median_steps, pictures, summary, verdict
-from .training import Task, compare, fitting_bandwidth
+from .report import draw_median_steps, introduction_text, make_step_printer, median_steps, summary_text, verdict_text
+from .training import Task, compare_trainings, measure_fitting_bandwidth
 
 __all__ = ["add_arguments", "main"]
 
@@ -49,7 +49,7 @@ The data are 1797 images from the UCI Machine Learning Repository (E. Alpaydin, 
 
 OPTIONS = {
     "ranks": shared_option("ranks", "default: 8"),
-    "steps": Option(read=integer, metavar="N", help="training steps of each model; default: 20"),
+    "steps": Option(read=parse_integer, metavar="N", help="training steps of each model; default: 20"),
     "trace": shared_option("trace"),
 }
 
@@ -73,17 +73,17 @@ def main(args: argparse.Namespace) -> int:
     output_path(args.trace)
     console = Console(highlight=False, markup=False, emoji=False)
     task = Task(ranks=args.ranks, steps=args.steps)
-    task = replace(task, bandwidth_bytes_per_s=fitting_bandwidth(task))
-    console.print(introduction(task, images=len(digits().split()[0]), width=console.width), soft_wrap=True)
-    comparison = compare(task, make_step_printer(console, steps=2 * task.steps))
+    task = replace(task, bandwidth_bytes_per_s=measure_fitting_bandwidth(task))
+    console.print(introduction_text(task, images=len(digits().split()[0]), width=console.width), soft_wrap=True)
+    comparison = compare_trainings(task, make_step_printer(console, steps=2 * task.steps))
     steps = median_steps(comparison)
     if args.trace:
         write_trace(comparison.timeline, args.trace)
         console.print(f"\nwrote {args.trace}; `overlap timeline {args.trace}` draws it", soft_wrap=True)
     console.print()
-    for line in pictures(comparison, steps, width=console.width, ascii=console.plain, color=console.coloured):
+    for line in draw_median_steps(comparison, steps, width=console.width, ascii=console.plain, color=console.coloured):
         console.print(line)
     view = TimelineView(comparison.timeline, step=steps.overlapped.index)
-    console.print(summary(comparison, steps), soft_wrap=True)
-    console.print(verdict(view, width=console.width), soft_wrap=True)
+    console.print(summary_text(comparison, steps), soft_wrap=True)
+    console.print(verdict_text(view, width=console.width), soft_wrap=True)
     return 0 if comparison.identical else 1

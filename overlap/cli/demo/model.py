@@ -28,7 +28,7 @@ of processor time that communication costs the event loop. The block whose gradi
 hide them, has 6 % of the parameters."""
 
 
-def windows(images: Floats) -> Floats:
+def image_windows(images: Floats) -> Floats:
     """Cut images, shape (n, 64), into the surroundings of each pixel, shape (n, 64, 9); the margin is paper."""
     padded = np.pad(images.reshape(-1, SIDE, SIDE), ((0, 0), (1, 1), (1, 1)))
     around = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
@@ -54,14 +54,14 @@ class Block:
         self._widths = widths
         self._linear = len(widths) - 2 if last else None  # the layer without a rectifier
 
-    def weights(self, random: np.random.Generator) -> Floats:
+    def initial_weights(self, random: np.random.Generator) -> Floats:
         """Return parameters to begin with: float32, shape (count,), weights and biases, layer by layer."""
         parameters = np.zeros(parameter_count(self._widths), np.float32)
-        for weights, _ in self._views(parameters):  # He et al. 2015: keeps the variance through rectifiers
+        for weights, _ in self._layer_views(parameters):  # He et al. 2015: keeps the variance through rectifiers
             weights[...] = random.standard_normal(weights.shape) * np.sqrt(2 / len(weights))
         return parameters
 
-    def _views(self, flat: Floats) -> list[tuple[Floats, Floats]]:
+    def _layer_views(self, flat: Floats) -> list[tuple[Floats, Floats]]:
         """Return each layer's weights, shape (inputs, outputs), and its biases, as views of a flat array."""
         views, start = [], 0
         for wide, out in pairwise(self._widths):
@@ -78,7 +78,7 @@ class Block:
             x: Input of any shape; its size is a multiple of the first width.
         """
         activations = [x.reshape(-1, self._widths[0])]
-        for index, (weights, biases) in enumerate(self._views(parameters)):
+        for index, (weights, biases) in enumerate(self._layer_views(parameters)):
             y = activations[-1] @ weights
             y += biases
             if index != self._linear:
@@ -86,22 +86,22 @@ class Block:
             activations.append(y)
         return activations[-1], activations
 
-    def backward(self, parameters: Floats, seen: list[Floats], dy: Floats) -> tuple[Floats, Floats]:
+    def backward(self, parameters: Floats, activations: list[Floats], dy: Floats) -> tuple[Floats, Floats]:
         """Return the gradient of the input, flat, and of the parameters.
 
         Args:
             parameters: Flat.
-            seen: Arrays that `forward` has returned for it.
+            activations: Arrays that `forward` has returned for it.
             dy: Gradient of the output, of any shape with as many elements.
         """
         flat = np.empty_like(parameters)
-        layers, gradients = self._views(parameters), self._views(flat)
-        dy = dy.reshape(seen[-1].shape)
+        layers, gradients = self._layer_views(parameters), self._layer_views(flat)
+        dy = dy.reshape(activations[-1].shape)
         for index in reversed(range(len(layers))):
             if index != self._linear:
                 # the rectifier passes on gradients where its output is positive
-                dy = dy * (seen[index + 1] > 0)
-            np.matmul(seen[index].T, dy, out=gradients[index][0])
+                dy = dy * (activations[index + 1] > 0)
+            np.matmul(activations[index].T, dy, out=gradients[index][0])
             np.sum(dy, axis=0, out=gradients[index][1])
             dy = dy @ layers[index][0].T
         return dy, flat
@@ -120,10 +120,10 @@ class Classifier:
         self.blocks: dict[str, Block] = {
             f"block {i}": Block(block, last=block is widths[-1]) for i, block in enumerate(widths)
         }
-        self.weights: dict[str, Floats] = {name: block.weights(random) for name, block in self.blocks.items()}
+        self.weights: dict[str, Floats] = {name: block.initial_weights(random) for name, block in self.blocks.items()}
 
     def logits(self, images: Floats) -> Floats:
-        """Return the logits of images, given as `windows`; shape (n, 10), largest for the likeliest class."""
+        """Return the logits of images, given as `image_windows`; shape (n, 10), largest for the likeliest class."""
         x = images
         for name, block in self.blocks.items():
             x, _ = block.forward(self.weights[name], x)

@@ -11,17 +11,17 @@ from rich.console import Console
 from rich.text import Text
 
 from ...timeline import Timeline, TimelineView, breakdowns
-from ...units import format_ns, wrapped
+from ...units import format_ns, wrap_text
 from .training import ALGORITHM, COMM_PER_COMPUTE, DemoComparison, Task
 
-_SHOWN = 16  # digits of a digest, of 64: chance agreement of two is one in 2**64
+_SHOWN_DIGITS = 16  # digits of a digest, of 64: chance agreement of two is one in 2**64
 
 ROWS = 2
 """Rows of each picture: two pictures, the figures and the verdict fit in 24 lines."""
 
 _FOLDERS = re.compile(r"[^\s(]*/(?=[^/\s]+\.py:\d)")  # of places in the demo's own files, wherever these are
 
-LOGGED = 4  # lines of progress
+PROGRESS_LINES = 4  # lines of progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def step_times(timeline: Timeline, steps: Iterable[int]) -> list[StepTimes]:
 # -- text --------------------------------------------------------------------------------------------------------------
 
 
-def introduction(task: Task, *, images: int, width: int) -> str:
+def introduction_text(task: Task, *, images: int, width: int) -> str:
     """Return the task in words, in lines of that width."""
     text = (
         f"{task.ranks} ranks learn {images} images of handwritten digits with {task.weights:,} weights. "
@@ -79,10 +79,10 @@ def introduction(task: Task, *, images: int, width: int) -> str:
         f"Two equal models take turns for {task.steps} steps each: the first communicates after its backward pass, "
         "the second under it."
     )
-    return "\n".join(wrapped(text, width))
+    return "\n".join(wrap_text(text, width))
 
 
-def summary(comparison: DemoComparison, steps: MedianSteps) -> str:
+def summary_text(comparison: DemoComparison, steps: MedianSteps) -> str:
     """Return the figures as lines of at most 79 characters."""
     before, after = steps.without, steps.overlapped
     times = [
@@ -104,18 +104,20 @@ def summary(comparison: DemoComparison, steps: MedianSteps) -> str:
 def _weights_lines(comparison: DemoComparison) -> Iterator[str]:
     """Yield lines on whether all ranks have equal weights after both trainings, with digests if they have not."""
     if comparison.identical:
-        digest = comparison.digests[0][0][:_SHOWN]
+        digest = comparison.digests[0][0][:_SHOWN_DIGITS]
         yield f"identical weights  yes, bit by bit on all {len(comparison.digests)} ranks; SHA-256 {digest}"
         return
     yield "identical weights  NO; SHA-256 of all weights:"
     for rank, (a, b) in enumerate(comparison.digests):
-        yield f"  rank {rank:<13}{a[:_SHOWN]}    {b[:_SHOWN]}"
+        yield f"  rank {rank:<13}{a[:_SHOWN_DIGITS]}    {b[:_SHOWN_DIGITS]}"
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
-def pictures(comparison: DemoComparison, steps: MedianSteps, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
+def draw_median_steps(
+    comparison: DemoComparison, steps: MedianSteps, *, width: int, ascii: bool, color: bool
+) -> Iterator[Text]:
     """Draw the median step without overlap above the one with it, with one ruler and one legend for both.
 
     Args:
@@ -134,7 +136,7 @@ def pictures(comparison: DemoComparison, steps: MedianSteps, *, width: int, asci
         lines = view.lines(
             width=width, ascii=ascii, color=color, length_ns=length_ns, label=len(f"{ranks} like {ranks}")
         )
-        above = lines[: lines.index([])]  # below the blank line is a table of figures, which `summary` gives
+        above = lines[: lines.index([])]  # below the blank line is a table of figures, which `summary_text` gives
         last = max(at for at, line in enumerate(above) if _is_lane(line))
         below = above[last + 1 :] if number == len(views) else []
         heading = f"{title}: {ranks} ranks; most waited for first, alike in one row"  # as `timeline` folds rows
@@ -148,27 +150,26 @@ def _is_lane(line: list[tuple[str, str]]) -> bool:
     return line[-1][0] in ("│", "|")
 
 
-def verdict(view: TimelineView, *, width: int) -> str:
+def verdict_text(view: TimelineView, *, width: int) -> str:
     """Return the losses of a picture's sentence in lines of that width; places are without their folders."""
     losses = _FOLDERS.sub("", view.sentence.partition("; try: ")[0])
-    return "\n".join(wrapped(f"with overlap, {losses}", width))
+    return "\n".join(wrap_text(f"with overlap, {losses}", width))
 
 
 # -- progress ----------------------------------------------------------------------------------------------------------
 
 
 def make_step_printer(console: Console, *, steps: int) -> Callable[[float], None]:
-    """Return a function that counts a step, and prints a line with its loss for `LOGGED` of all steps.
+    """Return a function that counts a step, and prints a line with its loss for `PROGRESS_LINES` of all steps.
 
     Only that function prints, between steps, so that it takes no time from the measured steps.
     """
     counted = count(1)
 
     def show_step(loss: float) -> None:
-        """Count one more step."""
         done = next(counted)
-        # the steps are cut into `LOGGED` parts: a line for the step that completes the next one
-        if done * LOGGED // steps > (done - 1) * LOGGED // steps:
+        # the steps are cut into `PROGRESS_LINES` parts: a line for the step that completes the next one
+        if done * PROGRESS_LINES // steps > (done - 1) * PROGRESS_LINES // steps:
             console.print(f"step {done} of {steps}, loss {loss:.3f}", soft_wrap=True)
 
     return show_step

@@ -16,7 +16,7 @@ from ... import Future, Rank, run
 from ...data import digits
 from ...parallel import Adam, DataParallel
 from ...timeline import Timeline, breakdowns
-from .model import WIDTHS, Classifier, Floats, Labels, cross_entropy, parameter_count, windows
+from .model import WIDTHS, Classifier, Floats, Labels, cross_entropy, image_windows, parameter_count
 
 ALGORITHM = "binomial"
 """A tree up and a tree down: 14 messages for 8 ranks, where a ring needs 112. Real CC-cores have hardware for messages;
@@ -55,7 +55,7 @@ class Task:
         """Number of weights and biases of a model."""
         return sum(map(parameter_count, self.widths))
 
-    def speed(self, src: int, dst: int) -> LinkSpeed:
+    def link_speed(self, src: int, dst: int) -> LinkSpeed:
         """Return the speed of the link between two ranks, which is the same for all pairs.
 
         Args:
@@ -84,34 +84,26 @@ class DemoComparison:
 def _issue_forward(
     rank: Rank, net: Classifier, model: DataParallel, images: Floats, labels: Labels
 ) -> tuple[Future[object], Iterator[tuple[str, Future[object]]]]:
-    """Issue the forward pass of a step.
+    """Issue the forward pass of a step, of images as `image_windows`.
 
-    Args:
-        rank: The rank.
-        net: Blocks of the model.
-        model: Their weights, and what becomes of gradients.
-        images: Images of this rank, as `windows`.
-        labels: Their classes.
-
-    Returns:
-        The loss, and an iterator that issues the backward pass, one block for each name and gradient that is taken.
+    Return the loss, and an iterator that issues the backward pass: one block for each (name, gradient) that is taken.
     """
     x: object = images
-    seen: dict[str, Future[object]] = {}
+    activations: dict[str, Future[object]] = {}
     for name, block in net.blocks.items():
         out = rank.compute(block.forward, model[name], x, name="forward")
-        x, seen[name] = out[0], out[1]
+        x, activations[name] = out[0], out[1]
     loss_and_grad = rank.compute(cross_entropy, x, labels, name="loss")
 
-    def backward() -> Iterator[tuple[str, Future[object]]]:
+    def issue_backward() -> Iterator[tuple[str, Future[object]]]:
         """Issue the blocks' backward passes from the last to the first, one for each gradient that is taken."""
         grad = loss_and_grad[0]
         for name, block in reversed(net.blocks.items()):
-            back = rank.compute(block.backward, model[name], seen.pop(name), grad, name="backward")
+            back = rank.compute(block.backward, model[name], activations.pop(name), grad, name="backward")
             grad = back[0]
             yield name, back[1]
 
-    return loss_and_grad[1], backward()
+    return loss_and_grad[1], issue_backward()
 
 
 async def step_without_overlap(
@@ -123,7 +115,7 @@ async def step_without_overlap(
         rank: The rank.
         net: Blocks of the model.
         model: Their weights, and what becomes of gradients.
-        images: Images of this rank, as `windows`.
+        images: Images of this rank, as `image_windows`.
         labels: Their classes.
 
     Returns:
@@ -161,7 +153,7 @@ async def train(rank: Rank, task: Task, images: Floats, labels: Labels, progress
     Args:
         rank: The rank.
         task: The training.
-        images: Images for all ranks, as `windows`.
+        images: Images for all ranks, as `image_windows`.
         labels: Their classes.
         progress: Called on rank 0 after each step.
 
@@ -187,23 +179,20 @@ async def train(rank: Rank, task: Task, images: Floats, labels: Labels, progress
     return nets
 
 
-def compare(task: Task, progress: Progress) -> DemoComparison:
+def compare_trainings(task: Task, progress: Progress) -> DemoComparison:
     """Train both models on the ranks of this process, and return the results of both."""
     learnt, test = digits().split()
-    images, recorders = windows(learnt.images), []
+    images, recorders = image_windows(learnt.images), []
 
     async def main(rank: Rank) -> tuple[list[tuple[str, str]], int] | None:
-        """Train on one rank. Return on rank 0 the two digests of each rank, and how many images are classified right.
-
-        On other ranks return None.
-        """
+        """Train; return on rank 0 the two digests of each rank, and how many images are classified right; else None."""
         recorders.append(rank.recorder)
         without, overlapped = await train(rank, task, images, learnt.labels, progress)
         digests = bytes.fromhex(without.digest() + overlapped.digest())
         digests_by_rank = await rank.gather(np.frombuffer(digests, np.uint8)[None])
         if digests_by_rank is None:
             return None
-        right = (overlapped.logits(windows(test.images)).argmax(axis=1) == test.labels).sum()
+        right = (overlapped.logits(image_windows(test.images)).argmax(axis=1) == test.labels).sum()
         pairs = digests_by_rank.reshape(rank.world_size, 2, -1)
         return [(first.tobytes().hex(), second.tobytes().hex()) for first, second in pairs], int(right)
 
@@ -211,7 +200,7 @@ def compare(task: Task, progress: Progress) -> DemoComparison:
     outcome, *_ = run(
         main,
         ranks=task.ranks,
-        transport=partial(Paced, links=task.speed) if paced else None,
+        transport=partial(Paced, links=task.link_speed) if paced else None,
         algorithm=ALGORITHM if paced else None,
     )
     assert outcome is not None, "rank 0 gathers the digests"
@@ -219,13 +208,13 @@ def compare(task: Task, progress: Progress) -> DemoComparison:
     return DemoComparison(digests=outcome[0], right=outcome[1], tests=len(test), steps=task.steps, timeline=timeline)
 
 
-def fitting_bandwidth(task: Task) -> float:
+def measure_fitting_bandwidth(task: Task) -> float:
     """Return the speed of links, in bytes per second, at which communication takes `COMM_PER_COMPUTE` of compute here.
 
     It takes a few steps without pacing, in this process, to find out how long compute takes on this machine.
     """
     probe = replace(task, steps=PROBE_STEPS, bandwidth_bytes_per_s=math.inf)
-    timeline = compare(probe, lambda loss: None).timeline
+    timeline = compare_trainings(probe, lambda loss: None).timeline
     compute_ns = min(max(row.compute_ns for row in breakdowns(timeline, step=step)) for step in timeline.steps())
     # A bucket goes up the tree and down again, whole in each message.
     rounds = 2 * (task.ranks - 1).bit_length()

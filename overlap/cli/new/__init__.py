@@ -64,12 +64,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _project_files(kind: str, name: str) -> Iterator[tuple[Path, str]]:
-    """Yield the paths and the texts of a project's files.
-
-    Args:
-        kind: "numpy" or "torch".
-        name: The project.
-    """
+    """Yield the paths and the texts of a project's files; `kind` is "numpy" or "torch"."""
     templates = files(__name__) / "templates"
     source = f"{__name__.partition('.')[0]}{'[torch]' * (kind == 'torch')} "
     common = templates / "common"

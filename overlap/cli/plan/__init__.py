@@ -13,8 +13,8 @@ from typing import Any
 from ...collectives.generators import GENERATORS
 from ...errors import UsageError
 from ...parallel.schedules import FAMILIES
-from ..options import add_options, option_flag, shared_option, values
-from ..output import Result, show
+from ..options import add_options, given_values, option_flag, shared_option
+from ..output import Result, print_page_or_json
 from ..parser import Parser
 from . import collective, schedule
 
@@ -67,20 +67,20 @@ def main(args: argparse.Namespace) -> int:
         TopologyError: If a machine is unknown, or a group is not legal on it.
         ScheduleError: If a file holds no schedule.
     """
-    options_of_kinds = {name: values(args, subject.OPTIONS) for name, subject in _SUBJECTS.items()}
-    kind = _find_kind(args.subject, options_of_kinds)
+    options_of_kinds = {name: given_values(args, subject.OPTIONS) for name, subject in _SUBJECTS.items()}
+    kind = _find_subject_kind(args.subject, options_of_kinds)
     for other, values_of_kind in options_of_kinds.items():
         if other != kind and values_of_kind:
             name = next(iter(values_of_kind))
             flag = option_flag(name, _SUBJECTS[other].OPTIONS[name])
-            raise UsageError(f"{flag}: only of a {other}; {args.subject} is a {kind}")
+            raise UsageError(f"{flag}: only of a {other}; {args.subject} is a {kind}; leave it out")
     if kind == "schedule" and args.group is not None:
-        raise UsageError(f"--group: only of a collective; {args.subject} is a schedule")
-    plan: Callable[[str, Mapping[str, Any]], Result] = _SUBJECTS[kind].result
-    return show(args, *plan(args.subject, {**options_of_kinds[kind], **values(args, _SHARED)}))
+        raise UsageError(f"--group: only of a collective; {args.subject} is a schedule; leave it out")
+    plan: Callable[[str, Mapping[str, Any]], Result] = _SUBJECTS[kind].document_and_page
+    return print_page_or_json(args, *plan(args.subject, {**options_of_kinds[kind], **given_values(args, _SHARED)}))
 
 
-def _find_kind(subject: str, options_of_kinds: Mapping[str, Mapping[str, object]]) -> str:
+def _find_subject_kind(subject: str, options_of_kinds: Mapping[str, Mapping[str, object]]) -> str:
     """Return the kind of a subject; options decide for unknown names, so that the message fits."""
     if subject in GENERATORS:
         return "collective"

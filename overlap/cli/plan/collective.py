@@ -10,13 +10,13 @@ from typing import Any
 from topology import Cluster, cluster, format_ranks
 
 from ...cost.levels import Crossing
-from ...cost.parameters import itemsize_bytes, known_sizes
+from ...cost.parameters import itemsize_bytes, measured_sizes
 from ...cost.select import NAMES, Alternative, Plan, plan
 from ...errors import UsageError
 from ...settings import Option
-from ...units import format_bytes, format_s, index, parse_bytes, parse_yes_no, wrapped
+from ...units import format_bytes, format_s, parse_bytes, parse_index, parse_yes_no, wrap_text
 from ..options import parse_group, shared_option
-from ..output import Result, field, page_width
+from ..output import Result, field_lines, page_width
 
 OPTIONS = {
     "bytes": Option(
@@ -26,11 +26,11 @@ OPTIONS = {
     "dtype": shared_option("dtype", "default: float32"),
     "root": shared_option("root", rare=True),
     "exact": Option(read=parse_yes_no, rare=True, help="reduce every element in the order of ranks; as exact=True"),
-    "top": Option(read=index, rare=True, metavar="N", help="alternatives to print; default: 8"),
+    "top": Option(read=parse_index, rare=True, metavar="N", help="alternatives to print; default: 8"),
 }  # fmt: skip
 
 
-def result(op: str, options: Mapping[str, Any]) -> Result:
+def document_and_page(op: str, options: Mapping[str, Any]) -> Result:
     """Return two functions for the plan of a collective: one makes its JSON document, the other its page.
 
     Raises:
@@ -58,7 +58,7 @@ def result(op: str, options: Mapping[str, Any]) -> Result:
     asked = {name: options[name] for name in ("root", "exact") if name in options}
     chosen = plan(op, nbytes, machine, ranks, dtype=dtype, **asked)
     lines = [*_summary_lines(machine, chosen), *_advice_lines(machine, chosen), ""]
-    return partial(describe, chosen), lambda: [*lines, *_alternative_lines(chosen, options.get("top", 8))]
+    return partial(json_document, chosen), lambda: [*lines, *_alternative_lines(chosen, options.get("top", 8))]
 
 
 def _find_machine(name: str, ranks: tuple[int, ...] | None) -> Cluster:
@@ -71,7 +71,7 @@ def _find_machine(name: str, ranks: tuple[int, ...] | None) -> Cluster:
     return machine
 
 
-def describe(chosen: Plan) -> dict[str, object]:
+def json_document(chosen: Plan) -> dict[str, object]:
     """Return a plan for JSON: seconds, bytes, ranks of the world."""
     return {
         "op": chosen.op,
@@ -91,17 +91,16 @@ def describe(chosen: Plan) -> dict[str, object]:
         "busiest_link": asdict(chosen.busiest) if chosen.busiest else None,
         "reason": chosen.reason,
         "library": chosen.library,
-        "proposals": list(map(_describe_option, chosen.proposals)),
+        "proposals": list(map(_json_option, chosen.proposals)),
         "levels": [asdict(option) | {"bytes": option.share * chosen.nbytes} for option in chosen.levels],
-        "alternatives": [_describe_option(option) for option in chosen.alternatives if option.predicted_s is not None],
+        "alternatives": [_json_option(option) for option in chosen.alternatives if option.predicted_s is not None],
         "not_applicable": [
             {"algorithm": option.algorithm, "why": option.why_not} for option in chosen.alternatives if option.why_not
         ],
     }
 
 
-def _describe_option(option: Alternative) -> dict[str, object]:
-    """Return an algorithm and its time for JSON."""
+def _json_option(option: Alternative) -> dict[str, object]:
     return {"algorithm": option.algorithm, "detail": option.detail, "predicted_s": option.predicted_s}
 
 
@@ -110,7 +109,7 @@ def _advice_lines(machine: Cluster, chosen: Plan) -> list[str]:
     return [
         line
         for each in machine.judge(chosen.ranks)
-        for line in _field(each.severity, f"rule {each.rule.id}: {each.rule.text}")
+        for line in _figure_lines(each.severity, f"rule {each.rule.id}: {each.rule.text}")
     ]
 
 
@@ -121,7 +120,7 @@ def _summary_lines(machine: Cluster, chosen: Plan) -> list[str]:
     hops = ", ".join(f"{count} {kind}" for kind, count in chosen.hops) or "none"
     busiest = chosen.busiest
     return [
-        *wrapped(
+        *wrap_text(
             f"{chosen.op} of {format_bytes(chosen.nbytes)} {chosen.dtype} on {len(chosen.ranks)} "
             f"rank{'s' * (len(chosen.ranks) != 1)} ({format_ranks(chosen.ranks)}) of {chosen.cluster}",
             page_width(),
@@ -129,19 +128,19 @@ def _summary_lines(machine: Cluster, chosen: Plan) -> list[str]:
         ),
         "",
         f"  {_algorithm_text(chosen.algorithm, chosen.detail)}{sliced}",
-        *_field("predicted", format_s(chosen.predicted_s) + _extrapolation_text(machine, chosen)),
-        *(_field("library", f"{chosen.library} carries it out") if chosen.library else []),
-        *_field("why", chosen.reason),
-        *_field("time goes to", ", ".join(spent) or "nothing"),
-        *_field("steps", str(chosen.steps)),
-        *_field("bytes", f"{format_bytes(chosen.bytes_per_rank)} sent by the busiest rank"),
-        *_field("hops", f"{hops}, on the longest way of every step"),
+        *_figure_lines("predicted", format_s(chosen.predicted_s) + _extrapolation_text(machine, chosen)),
+        *(_figure_lines("library", f"{chosen.library} carries it out") if chosen.library else []),
+        *_figure_lines("why", chosen.reason),
+        *_figure_lines("time goes to", ", ".join(spent) or "nothing"),
+        *_figure_lines("steps", str(chosen.steps)),
+        *_figure_lines("bytes", f"{format_bytes(chosen.bytes_per_rank)} sent by the busiest rank"),
+        *_figure_lines("hops", f"{hops}, on the longest way of every step"),
         *(
             line
             for each in chosen.levels
-            for line in _field(f"out of a {each.level}", _crossing_text(each, chosen.nbytes))
+            for line in _figure_lines(f"out of a {each.level}", _crossing_text(each, chosen.nbytes))
         ),
-        *_field(
+        *_figure_lines(
             "busiest link", f"{busiest.kind} {busiest.name}, {format_s(busiest.busy_s)} of bytes" if busiest else "none"
         ),
     ]
@@ -151,16 +150,15 @@ def _extrapolation_text(machine: Cluster, chosen: Plan) -> str:
     """Return " (extrapolated)", with the measured sizes of the shape if there are any, or "" inside their range."""
     if not chosen.extrapolated:
         return ""
-    known = known_sizes(machine, len(chosen.ranks), chosen.op, chosen.dtype)
+    known = measured_sizes(machine, len(chosen.ranks), chosen.op, chosen.dtype)
     if not known:
         return " (extrapolated)"
     least, most = format_bytes(min(known)), format_bytes(max(known))
     return f" (extrapolated: measured {f'from {least} to {most}' if least != most else f'at {least} only'})"
 
 
-def _field(name: str, text: str) -> list[str]:
-    """Return the lines of a figure of the page."""
-    return field(name, text, label_width=14)
+def _figure_lines(name: str, text: str) -> list[str]:
+    return field_lines(name, text, label_width=14)
 
 
 def _crossing_text(crossing: Crossing, nbytes: int) -> str:
@@ -173,36 +171,31 @@ def _alternative_lines(chosen: Plan, limit: int) -> Iterator[str]:
     """Yield slower algorithms, algorithms that do not apply, and faster ones of this package alone."""
     priced = [option for option in chosen.alternatives if option.predicted_s is not None]
     yield "alternatives:" if chosen.alternatives else "no alternatives"
-    yield from _list_options(chosen, priced, limit, "slower ones")
+    yield from _option_lines(chosen, priced, limit, "slower ones")
     for option in chosen.alternatives:
         if option.why_not:
-            yield from wrapped(
+            yield from wrap_text(
                 f"{option.algorithm} does not apply: {option.why_not}", page_width(), first="  ", rest="    "
             )
     if chosen.proposals:  # this package could run them; they are no promise to users of the library
         yield ""
         yield f"proposals, which {chosen.library} lacks:"
-        yield from _list_options(chosen, chosen.proposals, limit, "more")
+        yield from _option_lines(chosen, chosen.proposals, limit, "more")
 
 
-def _list_options(chosen: Plan, options: Sequence[Alternative], limit: int, rest: str) -> Iterator[str]:
-    """Yield a line for each of some algorithms, with its time and how much slower it is than the chosen one.
+def _option_lines(chosen: Plan, options: Sequence[Alternative], limit: int, rest: str) -> Iterator[str]:
+    """Yield a line for each of `limit` priced algorithms, with how much slower it is than the chosen one.
 
-    Args:
-        chosen: The plan.
-        options: The algorithms, all with a predicted time.
-        limit: How many of them are shown.
-        rest: What the others are called.
+    `rest` is the name of the others.
     """
     for option in options[:limit]:
         assert option.predicted_s is not None
         more = f"{option.predicted_s / chosen.predicted_s - 1:+.0%}" if chosen.predicted_s else ""
         head = f"  {format_s(option.predicted_s):>8}  {more:>7}  "
-        yield from wrapped(_algorithm_text(option.algorithm, option.detail), page_width(), first=head, rest=" " * 21)
+        yield from wrap_text(_algorithm_text(option.algorithm, option.detail), page_width(), first=head, rest=" " * 21)
     if len(options) > limit:
         yield f"  and {len(options) - limit} {rest} (--top {len(options)})"
 
 
 def _algorithm_text(algorithm: str, detail: str) -> str:
-    """Return an algorithm and its variant, if it has one."""
     return f"{algorithm} ({detail})" if detail else algorithm

@@ -10,12 +10,12 @@ from typing import Any
 from ...errors import UsageError
 from ...parallel.schedules import FAMILIES, Durations, PipelineSchedule, make
 from ...settings import Option
-from ...units import index
+from ...units import parse_index
 from ..options import shared_option
 from ..output import Result, page_width
 
 OPTIONS = {
-    "microbatches": Option(read=index, metavar="N", help="of a batch; default: 8"),
+    "microbatches": Option(read=parse_index, metavar="N", help="of a batch; default: 8"),
     "chunks": shared_option("chunks"),
 }
 
@@ -23,7 +23,7 @@ _MOST_CELLS, _MOST_COMPARED = 1 << 20, 1 << 18
 """Largest product of ranks, of ranks and microbatches, and of chunks; and largest that is compared, in a minute."""
 
 
-def result(name: str, options: Mapping[str, Any]) -> Result:
+def document_and_page(name: str, options: Mapping[str, Any]) -> Result:
     """Return a schedule: functions of its document and of its page.
 
     Raises:
@@ -31,7 +31,7 @@ def result(name: str, options: Mapping[str, Any]) -> Result:
         ScheduleError: If the file holds no schedule.
     """
     schedule = _find_schedule(name, options)
-    return partial(describe, schedule), lambda: [
+    return partial(json_document, schedule), lambda: [
         *_summary_lines(schedule),
         "",
         *schedule.grid(width=page_width()),
@@ -40,7 +40,7 @@ def result(name: str, options: Mapping[str, Any]) -> Result:
     ]
 
 
-def describe(schedule: PipelineSchedule) -> dict[str, object]:
+def json_document(schedule: PipelineSchedule) -> dict[str, object]:
     """Return a schedule for JSON: an F, an I and a W each take one unit of time."""
     timing = schedule.timing()
     return {
@@ -62,7 +62,7 @@ def _find_schedule(name: str, options: Mapping[str, Any]) -> PipelineSchedule:
     path = Path(name)
     if name.lower() in FAMILIES or not (path.suffix or path.exists()):
         try:
-            ranks = index(options.get("ranks", "4"))
+            ranks = parse_index(options.get("ranks", "4"))
         except UsageError as error:
             raise UsageError(f"--ranks: {error}") from None
         microbatches, chunks = options.get("microbatches", 8), options.get("chunks")
@@ -75,7 +75,7 @@ def _find_schedule(name: str, options: Mapping[str, Any]) -> PipelineSchedule:
     try:
         return PipelineSchedule.parse(path.read_text(encoding="utf-8"), name=path.name)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"SUBJECT: {name} cannot be read: {error}; name a schedule, as text") from error
+        raise UsageError(f"SUBJECT: {name} cannot be read: {error}; name a text file with a schedule") from error
 
 
 def _formula_idle_time(schedule: PipelineSchedule) -> int | None:

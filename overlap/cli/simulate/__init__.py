@@ -13,11 +13,11 @@ from functools import partial
 from time import perf_counter
 
 from ...errors import UsageError
-from ..options import add_options, check_width, shared_option, values
-from ..output import output_path, show
+from ..options import add_options, check_width, given_values, shared_option
+from ..output import output_path, print_page_or_json
 from ..parser import Parser
-from ..program import add_program, named_program, report_late_options, report_traces
-from .page import describe, draw_timelines, page_lines
+from ..program import add_program_arguments, make_program_runner, report_late_options, reporting_traces
+from .page import draw_timelines, json_document, page_lines
 from .setting import PARAMETERS, check_setting
 from .simulation import SimulatedRun, showing_progress, simulate
 
@@ -52,7 +52,7 @@ def add_arguments(parser: Parser) -> None:
     add_options(parser, OPTIONS, usual={"trace", "json"})
     group = parser.add_argument_group("the cluster and what is assumed of it")
     add_options(group, PARAMETERS, usual=_USUAL)
-    add_program(parser)
+    add_program_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -63,30 +63,24 @@ def main(args: argparse.Namespace) -> int:
         TopologyError: If there is no such cluster, or it is too small.
     """
     check_width(args.width)
-    setting = check_setting(values(args, PARAMETERS))
+    setting = check_setting(given_values(args, PARAMETERS))
     if args.script is not None and args.script.endswith((".json", ".json.gz")):
         raise UsageError(f"simulate: {args.script}: a recorded run is no program; name the program itself")
-    program, trace = named_program(args, command="simulate"), output_path(args.trace)
+    program, trace = make_program_runner(args, command="simulate"), output_path(args.trace)
     report_late_options(args, command="simulate")
     aside = redirect_stdout(sys.stderr) if args.json else nullcontext()
     folder = args.state_dir and os.path.abspath(args.state_dir)
-    with aside, report_traces(args.trace, trace, verdict=False), showing_progress() as pulse:
+    with aside, reporting_traces(args.trace, trace, verdict=False), showing_progress() as pulse:
         begun_s = perf_counter()
         runs = simulate(program, setting, trace=trace, state_dir=folder, pulse=pulse)
         wall_s = perf_counter() - begun_s
     meta = [run.timeline.meta for run in runs]
-    document = {"wall_s": wall_s, "meta": meta, "runs": [describe(run.outcome) for run in runs]}
-    return show(args, lambda: document, partial(_page_lines, args, runs, wall_s), version=2)
+    document = {"wall_s": wall_s, "meta": meta, "runs": [json_document(run.outcome) for run in runs]}
+    return print_page_or_json(args, lambda: document, partial(_page_lines, args, runs, wall_s), version=2)
 
 
 def _page_lines(args: argparse.Namespace, runs: Sequence[SimulatedRun], wall_s: float) -> Iterator[str]:
-    """Yield the lines of all runs, and print their pictures.
-
-    Args:
-        args: Options of the command.
-        runs: The runs.
-        wall_s: Real time that they took together.
-    """
+    """Yield the lines of all runs, and print their pictures. `wall_s` is the real time of all together."""
     from ..console import Console
 
     console = Console(width=args.width, highlight=False)

@@ -14,8 +14,8 @@ from ...simulation.compute_cost import Profile, short_dtype
 from ...simulation.symmetry import AlikeBy
 from ...timeline.draw.view import TimelineView
 from ...timeline.spans import Timeline
-from ...units import format_bytes, wrapped
-from ..output import field as figure_lines
+from ...units import format_bytes, wrap_text
+from ..output import field_lines as figure_lines
 from .simulation import Shape, StepSummary
 
 if TYPE_CHECKING:
@@ -37,15 +37,15 @@ def page_lines(outcome: StepSummary, request: RunConfig, wall_s: float, width: i
     step = f"the median one of {outcome.steps} (step {outcome.step})" if outcome.steps else "the whole run"
     ratio = "n/a" if row.overlap_ratio is None else f"{row.overlap_ratio:.1%}"
     return [
-        *wrapped(f"{_machine_text(request)}, {_ranks_text(outcome.world_size)}, virtual time", width, rest="  "),
+        *wrap_text(f"{_machine_text(request)}, {_ranks_text(outcome.world_size)}, virtual time", width, rest="  "),
         *field("assumed", "; ".join([*assumption_lines(request), *_dtype_warnings(outcome, request)])),
-        *field("step time", f"{format_exact(row.wall_ns)}, {step}, of rank {row.rank}, the longest"),
-        *field("  compute", f"{format_exact(row.compute_ns)}"),
-        *field("  communication", f"{format_exact(row.comm_ns)}"),
-        *field("    hidden", f"{format_exact(row.overlapped_ns)}, overlap ratio {ratio}"),
-        *field("    exposed", f"{format_exact(row.exposed_ns)}, {outcome.exposed_share:.1%} of the step"),
-        *(field("  queued", f"{format_exact(row.queued_ns)}") if row.queued_ns else []),
-        *field("  idle", f"{format_exact(row.idle_ns)}"),
+        *field("step time", f"{format_exact_ms(row.wall_ns)}, {step}, of rank {row.rank}, the longest"),
+        *field("  compute", f"{format_exact_ms(row.compute_ns)}"),
+        *field("  communication", f"{format_exact_ms(row.comm_ns)}"),
+        *field("    hidden", f"{format_exact_ms(row.overlapped_ns)}, overlap ratio {ratio}"),
+        *field("    exposed", f"{format_exact_ms(row.exposed_ns)}, {outcome.exposed_share:.1%} of the step"),
+        *(field("  queued", f"{format_exact_ms(row.queued_ns)}") if row.queued_ns else []),
+        *field("  idle", f"{format_exact_ms(row.idle_ns)}"),
         *field("extrapolated", extrapolation_text(outcome)),
         *field("simulated in", f"{wall_s:.2f} s"),
     ]
@@ -75,7 +75,7 @@ def assumption_lines(request: RunConfig) -> list[str]:
         *([f"faults are planned by {virtual.faults}"] if virtual.faults else []),
         str(virtual.interference),
         *(["shapes only"] if virtual.shapes_only else []),
-        *_alike_text(virtual.alike),
+        *_alike_assumption(virtual.alike),
     ]
 
 
@@ -89,7 +89,7 @@ def _dtype_warnings(outcome: StepSummary, request: RunConfig) -> list[str]:
     return [f"arrays are {' and '.join(others)}: --dtype {others[-1]} takes the peak of that"]
 
 
-def _alike_text(alike: AlikeBy) -> list[str]:
+def _alike_assumption(alike: AlikeBy) -> list[str]:
     """Return the assumption that ranks are alike in words, or nothing if every rank runs."""
     if not alike:
         return []
@@ -105,7 +105,6 @@ def shape_text(shape: Shape) -> str:
 
 
 def _ranks_text(count: int) -> str:
-    """Return a number of ranks in words."""
     return f"{count} rank{'s' * (count != 1)}"
 
 
@@ -121,7 +120,7 @@ def extrapolation_text(outcome: StepSummary) -> str:
     return f"{len(outcome.extrapolated)} of {len(outcome.shapes)} kinds of communication: {named}{more}"
 
 
-def format_exact(duration_ns: int) -> str:
+def format_exact_ms(duration_ns: int) -> str:
     """Write a time to the nanosecond: `60.265170 ms`."""
     millis, nanos = divmod(duration_ns, 10**6)
     return f"{millis}.{nanos:06d} ms"
@@ -150,7 +149,7 @@ def draw_timelines(timeline: Timeline, outcome: StepSummary, *, width: int, asci
 _FIGURES = ("rank", "compute_ns", "comm_ns", "overlapped_ns", "exposed_ns", "queued_ns", "idle_ns", "overlap_ratio")
 
 
-def describe(outcome: StepSummary) -> dict[str, object]:
+def json_document(outcome: StepSummary) -> dict[str, object]:
     """Return the figures of a run for `--json`: integers of nanoseconds, shares from 0 to 1 or null."""
     own = ("world_size", "step", "steps", "step_ns", "exposed_share")
     return {

@@ -14,7 +14,7 @@ from ...cost.select import check_algorithm
 from ...processes.real_time import DEFAULT_RANKS, find_cluster
 from ...settings import Option
 from ...simulation.compute_cost import Roofline
-from ...units import integer, number, parse_yes_no
+from ...units import parse_integer, parse_number, parse_yes_no
 from ..options import shared_option
 
 PARAMETERS: Mapping[str, Option] = {
@@ -24,18 +24,18 @@ PARAMETERS: Mapping[str, Option] = {
     "ranks": shared_option("ranks", "default: all that fit if the cluster is set here"),
     "algorithm": shared_option("algorithm"),
     "dtype": shared_option("dtype", "that ranks compute in"),
-    "efficiency": Option(read=number, metavar="E", help="share of the peak that computes reach"),
-    "memory_efficiency": Option(read=number, metavar="E", help="share of the memory's bandwidth that they reach"),
+    "efficiency": Option(read=parse_number, metavar="E", help="share of the peak that computes reach"),
+    "memory_efficiency": Option(read=parse_number, metavar="E", help="share of the memory's bandwidth that they reach"),
     "peer_direct": shared_option("peer_direct", "by network adapters"),
     "shapes_only": Option(read=parse_yes_no, help="arrays have shape and dtype, and no data"),
     "alike": Option(
-        read=integer,
+        read=parse_integer,
         metavar="N",
         help="ranks of each of N equal blocks behave alike, and two of them run for all; shapes only",
     ),
-    "fault_seed": Option(read=integer, metavar="N", help="faults happen, by this seed: see overlap.Faults"),
+    "fault_seed": Option(read=parse_integer, metavar="N", help="faults happen, by this seed: see overlap.Faults"),
     "seed": shared_option("seed"),
-    "jitter": Option(read=number, metavar="J", help="spread of computes, 0.05 is about 5 %%"),
+    "jitter": Option(read=parse_number, metavar="J", help="spread of computes, 0.05 is about 5 %%"),
 }
 """Options of a simulation by name."""
 
@@ -98,12 +98,7 @@ def revise_config(values: Mapping[str, Any], config: RunConfig) -> RunConfig:
 def _override_cluster(values: Mapping[str, Any], config: RunConfig) -> topology.Cluster:
     """Return the cluster that a setting names, or the program's cluster in the size that the setting names.
 
-    Args:
-        values: Values by name, see `PARAMETERS`.
-        config: The configuration of the program.
-
-    Raises:
-        TopologyError: If there is no such cluster, or it is too small.
+    Raises `TopologyError` if there is no such cluster, or it is too small.
     """
     size = _select_values(values, _SIZE)
     if "cluster" in values:
@@ -121,12 +116,7 @@ def _override_cluster(values: Mapping[str, Any], config: RunConfig) -> topology.
 
 
 def _override_virtual(setting: Mapping[str, Any], program_virtual: Virtual) -> Virtual:
-    """Return the program's assumptions on virtual time, overridden by the values that a setting names.
-
-    Args:
-        setting: Values by name, see `PARAMETERS`.
-        program_virtual: The assumptions of the program.
-    """
+    """Return the program's assumptions on virtual time, overridden by the values that a setting names."""
     conditions = replace(program_virtual.conditions, **_select_values(setting, _CONDITIONS))
     # --alike simulates ranks that do not run, and have no data
     implied = {"shapes_only": True} if setting.get("alike") else {}
@@ -138,5 +128,4 @@ def _override_virtual(setting: Mapping[str, Any], program_virtual: Virtual) -> V
 
 
 def _select_values(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return the values that have one of the names, by name."""
     return {name: values[name] for name in names if name in values}

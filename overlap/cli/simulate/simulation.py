@@ -12,16 +12,16 @@ from warnings import catch_warnings, filterwarnings
 
 from topology import Cluster
 
-from ...config import RunConfig, overriding, setting_environment
+from ...config import RunConfig, overriding_config, setting_environment
 from ...cost.parameters import is_measured
 from ...errors import UsageError
 from ...notice import notify
 from ...signals import handling_signals
 from ...timeline.measure.metrics import Breakdown, breakdowns
-from ...timeline.measure.steps import issued_in, median_step, of_steps, rank_windows
+from ...timeline.measure.steps import issued_in_step, keep_ranks_with_steps, median_step, rank_windows
 from ...timeline.spans import Timeline
 from ...units import format_ns
-from ..program import Program, as_main
+from ..program import Program, restoring_argv_and_path
 from .setting import revise_config
 
 
@@ -71,10 +71,10 @@ def summarize_timeline(timeline: Timeline, cluster: Cluster) -> StepSummary:
         UsageError: If the timeline is empty.
     """
     step = median_step(timeline)
-    rows = of_steps(breakdowns(timeline, step=step))
+    rows = keep_ranks_with_steps(breakdowns(timeline, step=step))
     # the rank with the longest step; of equal ones, with most exposed time, most compute, the lowest rank
     longest = min(rows, key=lambda row: (-row.wall_ns, -row.exposed_ns, -row.compute_ns, row.rank))
-    spans = list(timeline.chosen(issued_in(timeline, rank_windows(timeline, step=step), step)))
+    spans = list(timeline.chosen(issued_in_step(timeline, rank_windows(timeline, step=step), step)))
     infos = [span.info for span in spans if span.info is not None]
     shapes = sorted({Shape(op=each.op, nbytes=each.nbytes, dtype=each.dtype, ranks=len(each.ranks)) for each in infos})
     outside = [each for each in shapes if not is_measured(cluster, each.ranks, each.op, each.nbytes, each.dtype)]
@@ -131,24 +131,27 @@ def simulate(
     requests: list[RunConfig] = []
     timelines: list[tuple[RunConfig, Timeline]] = []
 
-    def revise(asked: RunConfig) -> RunConfig:
+    def record_and_revise(asked: RunConfig) -> RunConfig:
         """Return the configuration of a run of the program, changed by the setting, and keep it."""
         requests.append(revise_config(setting, asked))
         return requests[-1]
 
-    def watch(timeline: Timeline) -> None:
+    def record_timeline(timeline: Timeline) -> None:
         """Keep the timeline of a run that has ended, and its configuration: that of the last run that began."""
         timelines.append((requests[-1], timeline))
 
-    def beat(now_ns: int, step: int | None) -> None:
-        """Pass a sign of progress on, with the configuration of the run."""
+    def pass_pulse_on(now_ns: int, step: int | None) -> None:
         assert pulse is not None
         pulse(requests[-1], now_ns, step)
 
-    wanted = RunConfig.from_environment().changed("--trace", trace=trace)
+    wanted = RunConfig.from_environment().with_changes("--trace", trace=trace)
     if state_dir is not None:
-        wanted = wanted.changed("--state-dir", state_dir=state_dir)
-    with setting_environment(wanted), as_main(), overriding(revise=revise, watcher=watch, pulse=pulse and beat):
+        wanted = wanted.with_changes("--state-dir", state_dir=state_dir)
+    with (
+        setting_environment(wanted),
+        restoring_argv_and_path(),
+        overriding_config(revise=record_and_revise, watcher=record_timeline, pulse=pulse and pass_pulse_on),
+    ):
         _call_program(program)
     if not timelines:
         raise UsageError(
@@ -167,14 +170,8 @@ def showing_progress() -> Iterator[Callable[[RunConfig, int, int | None], None]]
     """
     due_s, is_shown = monotonic() + _FIRST_S, False
 
-    def pulse(request: RunConfig, now_ns: int, step: int | None) -> None:
-        """Print the number of ranks and the virtual time, at most every `_AGAIN_S`; the first time with the hint.
-
-        Args:
-            request: Configuration of the run.
-            now_ns: The virtual time.
-            step: The newest step; None: none has begun.
-        """
+    def report_progress(request: RunConfig, now_ns: int, step: int | None) -> None:
+        """Print ranks and virtual time, at most every `_AGAIN_S`; the first time with the hint."""
         nonlocal due_s, is_shown
         if monotonic() < due_s:
             return
@@ -188,7 +185,7 @@ def showing_progress() -> Iterator[Callable[[RunConfig, int, int | None], None]]
         # A block that ends well leaves the filters of the process as they were.
         with catch_warnings(), handling_signals():
             _ignore_unawaited_coroutines()
-            yield pulse
+            yield report_progress
     except (KeyboardInterrupt, SystemExit):
         # The coroutines of the interrupted ranks may be collected later, when the block has restored the filters.
         _ignore_unawaited_coroutines()

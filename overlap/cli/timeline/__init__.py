@@ -13,12 +13,12 @@ from ...explain.profiles import explain_profiles
 from ...explain.rank import RankReport, measure_profile
 from ...launch.report import EXIT_FAILED
 from ...notice import notify
-from ...ranklist import listed, parse_rank_list
+from ...ranklist import format_rank_list, parse_rank_list
 from ...settings import Option
 from ...timeline.files.children import read_files
 from ...timeline.files.kineto import profile_timeline
 from ...timeline.files.merge import merged
-from ...timeline.files.packed import is_profile, named_in_errors, read_beginning
+from ...timeline.files.packed import is_profile, naming_file_in_errors, read_beginning
 from ...timeline.files.profile import read_profile
 from ...timeline.files.reading import read_trace
 from ...timeline.files.trace import write_trace
@@ -81,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
         UsageError: The file cannot be read or understood, or an option does not fit it.
     """
     args.output = output_path(args.output, option="--output")
-    _refuse_options_beside_output(args)
+    _refuse_options_with_output(args)
     if args.output is not None and not args.output.endswith(".svg"):
         timeline = merged([read_trace(file) for file in args.files])
         written = try_to_write(lambda: write_trace(timeline, args.output), args.output, option="--output")
@@ -126,8 +126,7 @@ def _read_files(files: Sequence[str]) -> tuple[Timeline, list[RankReport]]:
 
 
 def _read_profile(path: Path) -> tuple[Timeline, RankReport]:
-    """Return the timeline of a file of PyTorch's profiler, and the report on it."""
-    with named_in_errors(path):
+    with naming_file_in_errors(path):
         profile = read_profile(path)
         return profile_timeline(profile), measure_profile(profile)
 
@@ -136,7 +135,7 @@ _PICTURE = ("step", "rank", "all", "ascii")
 """Options of a picture, which `-o FILE.svg` takes."""
 
 
-def _refuse_options_beside_output(args: argparse.Namespace) -> None:
+def _refuse_options_with_output(args: argparse.Namespace) -> None:
     """Raise `UsageError` if `-o` is given together with an option that it does not support."""
     if args.output is None:
         return
@@ -149,11 +148,7 @@ def _refuse_options_beside_output(args: argparse.Namespace) -> None:
 
 
 def _read_step(text: str | None, timeline: Timeline) -> int | None:
-    """Return the step that `--step` names; without the option the median step, for "all" None.
-
-    Raises:
-        UsageError: The text is neither a number nor "all".
-    """
+    """Return the step of `--step`: without it the median one, for "all" None. Raises `UsageError` for other text."""
     if text is None:
         return median_step(timeline)
     if text == "all":
@@ -161,7 +156,7 @@ def _read_step(text: str | None, timeline: Timeline) -> int | None:
     try:
         return int(text)
     except ValueError:
-        recorded = listed(timeline.steps()) or "none"
+        recorded = format_rank_list(timeline.steps()) or "none"
         raise UsageError(f"--step: {text!r} is neither a number nor 'all'; recorded steps: {recorded}") from None
 
 

@@ -11,9 +11,9 @@ from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 
 from ...timeline.draw.view import MIN_WIDTH, TimelineView
 from ...timeline.measure.critical_path import critical_path
-from ...timeline.measure.operations import operations
+from ...timeline.measure.operations import sum_operations_by_line
 from ...timeline.spans import Timeline
-from ...units import wrapped
+from ...units import wrap_text
 from ..console import Console
 from ..output import write_file
 from .tables import critical_path_table, operations_table
@@ -36,22 +36,22 @@ def print_pages(
     lines: list[str] = []
     if args.step is None and step is not None:
         shown = f"showing step {step}, the median of {len(timeline.steps())} by wall time (--step N|all)"
-        lines += wrapped(shown, console.width)
+        lines += wrap_text(shown, console.width)
     if args.ops:
-        rows = operations(timeline, step=step, ranks=ranks)
+        rows = sum_operations_by_line(timeline, step=step, ranks=ranks)
         lines += [*operations_table(rows, ranks=view.counted, width=console.width), ""]
     if args.critical_path:
         path = critical_path(timeline, step=step, ranks=ranks)
         lines += [*critical_path_table(path, width=console.width), ""]
     has_tables = bool(args.ops or args.critical_path)
-    lines += wrapped(view.sentence, console.width) if has_tables else _describe_wires(timeline, ranks)
+    lines += wrap_text(view.sentence, console.width) if has_tables else _connection_lines(timeline, ranks)
     for line in lines:
         console.print(line, soft_wrap=True)
     if not has_tables:
         console.print(view)
 
 
-def _describe_wires(timeline: Timeline, ranks: Sequence[int] | None) -> list[str]:
+def _connection_lines(timeline: Timeline, ranks: Sequence[int] | None) -> list[str]:
     """Return a line for each connection that was lost or came back."""
     return [
         f"wires at {(span.start_ns - timeline.spans[0].start_ns) / 1e9:.3f} s, rank {span.rank}: {span.name}"

@@ -24,14 +24,8 @@ __all__ = ["GENERATORS", "Generator", "fits", "generate", "misfit"]
 Generator: TypeAlias = Callable[..., Schedule]
 
 
-def _from_pattern(collective: str, algorithm: str, make: Callable[..., Pattern]) -> Generator:
-    """Return the generator that makes a pattern and reads it as a collective.
-
-    Args:
-        collective: One of `READINGS`.
-        algorithm: Name of the algorithm.
-        make: Makes the pattern (the edges that chunks travel) from the size and the options of the algorithm.
-    """
+def _make_pattern_generator(collective: str, algorithm: str, make: Callable[..., Pattern]) -> Generator:
+    """Return the generator that reads the pattern of `make(size, **options)` as a collective of `READINGS`."""
     make_schedule = READINGS[collective]  # reads the edges forwards, backwards, or both ways
 
     def generator(size: int, **options: object) -> Schedule:
@@ -40,13 +34,10 @@ def _from_pattern(collective: str, algorithm: str, make: Callable[..., Pattern])
     return generator
 
 
-def _from_root_pattern(collective: str, algorithm: str, make: Callable[..., Pattern]) -> Generator:
-    """Return the generator of a broadcast or reduce, made from the pattern of a broadcast.
+def _make_rooted_generator(collective: str, algorithm: str, make: Callable[..., Pattern]) -> Generator:
+    """Return the generator of a broadcast from the pattern of `make(size, root, **options)`, or of a reduce.
 
-    Args:
-        collective: "broadcast", or "reduce", which reads the pattern backwards.
-        algorithm: Name of the algorithm.
-        make: Makes the pattern from the size, the root and the options of the algorithm.
+    A reduce reads the pattern backwards.
     """
     make_schedule = read.broadcast if collective == "broadcast" else read.reduce
 
@@ -56,7 +47,7 @@ def _from_root_pattern(collective: str, algorithm: str, make: Callable[..., Patt
     return generator
 
 
-def _gather_from(scatter: Generator) -> Generator:
+def _make_gather_generator(scatter: Generator) -> Generator:
     """Return the generator of the gather that sends a scatter's messages in reverse."""
 
     def generator(size: int, **options: object) -> Schedule:
@@ -68,9 +59,7 @@ def _gather_from(scatter: Generator) -> Generator:
 def _rdh_all_reduce(size: int, *, devices: Sequence[Sequence[int]] | None = None) -> Schedule:
     """Return Rabenseifner's all-reduce: halving and doubling over ranks, or over the `devices` of a machine.
 
-    Args:
-        size: Ranks. If it is no power of two, the surplus ranks first give their input to a neighbour.
-        devices: The ranks of each device; None: exchange over ranks.
+    If the ranks are no power of two, the surplus ranks first give their input to a neighbour.
     """
     pattern = doubling.folded_halving_doubling(size) if devices is None else layouts.rdh(size, devices=devices)
     return read.all_reduce("rdh", pattern)
@@ -84,28 +73,31 @@ _SCATTERS: dict[str, Generator] = {
 }  # fmt: skip
 
 GENERATORS: dict[str, dict[str, Generator]] = {
-    **{kind: {name: _from_pattern(kind, name, make) for name, make in SPREADING.items()} for kind in READINGS},
-    "broadcast": {name: _from_root_pattern("broadcast", name, make) for name, make in FROM_ROOT.items()},
+    **{
+        kind: {name: _make_pattern_generator(kind, name, make) for name, make in SPREADING.items()} for kind in READINGS
+    },
+    "broadcast": {name: _make_rooted_generator("broadcast", name, make) for name, make in FROM_ROOT.items()},
     "reduce": {
-        _BACKWARDS.get(n, n): _from_root_pattern("reduce", _BACKWARDS.get(n, n), make) for n, make in FROM_ROOT.items()
+        _BACKWARDS.get(n, n): _make_rooted_generator("reduce", _BACKWARDS.get(n, n), make)
+        for n, make in FROM_ROOT.items()
     },
     "all_to_all": {"mesh": mesh.all_to_all, "pairwise": mesh.pairwise, "bruck": doubling.bruck_all_to_all},
-    "gather": {name: _gather_from(make) for name, make in _SCATTERS.items()},
+    "gather": {name: _make_gather_generator(make) for name, make in _SCATTERS.items()},
     "scatter": {**_SCATTERS},
     "permute": {"mesh": mesh.permute},
 }
 for _name in ("binomial", "chain", "binary_tree"):
-    GENERATORS["all_reduce"][_name] = _from_pattern("all_reduce", _name, partial(FROM_ROOT[_name], root=0))
-GENERATORS["all_reduce"]["double_binary_tree"] = _from_pattern(
+    GENERATORS["all_reduce"][_name] = _make_pattern_generator("all_reduce", _name, partial(FROM_ROOT[_name], root=0))
+GENERATORS["all_reduce"]["double_binary_tree"] = _make_pattern_generator(
     "all_reduce", "double_binary_tree", tree.double_tree_over_all
 )
 GENERATORS["all_reduce"]["recursive_doubling"] = doubling.recursive_doubling_all_reduce
 GENERATORS["all_reduce"]["rdh"] = _rdh_all_reduce
 GENERATORS["all_reduce"]["one_shot"] = mesh.one_shot
 GENERATORS["all_reduce"]["rank_order"] = rank_order.all_reduce
-GENERATORS["all_reduce"]["rank_chain"] = _from_pattern("all_reduce", "rank_chain", rank_order.chain)
+GENERATORS["all_reduce"]["rank_chain"] = _make_pattern_generator("all_reduce", "rank_chain", rank_order.chain)
 GENERATORS["reduce_scatter"]["rank_order"] = rank_order.reduce_scatter
-GENERATORS["all_gather"]["recursive_doubling"] = _from_pattern(
+GENERATORS["all_gather"]["recursive_doubling"] = _make_pattern_generator(
     "all_gather", "recursive_doubling", doubling.halving_doubling
 )
 

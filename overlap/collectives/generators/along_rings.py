@@ -50,9 +50,9 @@ def ring_scatter(size: int, root: int, rings: Rings | None = None) -> RingScatte
     first_path, *_ = paths = [_rotate_ring(root, each) for each in rings or (ring, ring[::-1])]
     for path in paths:
         if sorted(rank for device in path for rank in device) != list(range(size)):
-            raise ScheduleError(f"a ring must visit each of the {size} ranks once, got {path}")
+            raise ScheduleError(f"rings: each must visit each of the {size} ranks once, got {path}")
         if sorted(path) != sorted(first_path):
-            raise ScheduleError(f"rings must visit the same devices, got {first_path} and {path}")
+            raise ScheduleError(f"rings: all must visit the same devices, got {first_path} and {path}")
     # By block: the ranks on its way, from the root to the block's rank.
     ways = [way for place, device in enumerate(first_path) for way in _block_routes(root, place, device, paths)]
     steps = max((len(way) - 1 for way in ways), default=0)
@@ -72,11 +72,7 @@ def _rotate_ring(root: int, ring: Sequence[Sequence[int]]) -> list[_Device]:
 def _block_routes(root: int, turn: int, device: _Device, paths: Sequence[list[_Device]]) -> list[list[int]]:
     """Return for each rank of a device but the root the way of its block: root, ranks that pass it on, the rank.
 
-    Args:
-        root: Rank that has all blocks.
-        turn: Number from which the blocks of the device are counted; a block's number chooses its ring.
-        device: The ranks of the device.
-        paths: The devices along each ring, from the root's device on.
+    Blocks of the device are counted from `turn`; the number chooses the ring. `paths` begin at the root's device.
     """
     hops = [path.index(device) for path in paths]
     # Half of the rings, rounded up: those with the fewest devices on the way.
@@ -102,8 +98,8 @@ def scatter(size: int, *, root: int = 0, rings: Rings | None = None) -> Schedule
     """
     out, table = ring_scatter(size, root, rings), TableWriter()
     first, last = out.src == root, out.dst == out.block
-    table.move(0, root, root, (Buffer.IN, root), (Buffer.OUT, 0))
-    table.move(
+    table.add_moves(0, root, root, (Buffer.IN, root), (Buffer.OUT, 0))
+    table.add_moves(
         out.step, out.src, out.dst,
         (np.where(first, np.uint8(Buffer.IN), np.uint8(Buffer.SCRATCH)), out.block),
         (np.where(last, np.uint8(Buffer.OUT), np.uint8(Buffer.SCRATCH)), np.where(last, 0, out.block)),

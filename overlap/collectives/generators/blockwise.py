@@ -53,25 +53,25 @@ def all_to_all(inside: Schedule, between: Schedule) -> Schedule:
         homes={
             # IN of this level is the caller's IN. OUT is the first `size` blocks of SCRATCH, from which the second
             # level reads. SCRATCH comes behind these blocks.
-            Buffer.IN: (Buffer.IN, _node_by_node(local_size)),
-            Buffer.OUT: (Buffer.SCRATCH, _node_by_node(local_size)),
-            Buffer.SCRATCH: (Buffer.SCRATCH, _side_by_side(nodes, size)),
+            Buffer.IN: (Buffer.IN, _slots_part_by_part(local_size)),
+            Buffer.OUT: (Buffer.SCRATCH, _slots_part_by_part(local_size)),
+            Buffer.SCRATCH: (Buffer.SCRATCH, _slots_block_by_block(nodes, size)),
         },
     )
     second = _WideLevel(
         table=between,
         width=local_size,
         homes={
-            Buffer.IN: (Buffer.SCRATCH, _side_by_side(local_size, 0)),
-            Buffer.OUT: (Buffer.OUT, _side_by_side(local_size, 0)),
-            Buffer.SCRATCH: (Buffer.SCRATCH, _side_by_side(local_size, size)),
+            Buffer.IN: (Buffer.SCRATCH, _slots_block_by_block(local_size, 0)),
+            Buffer.OUT: (Buffer.OUT, _slots_block_by_block(local_size, 0)),
+            Buffer.SCRATCH: (Buffer.SCRATCH, _slots_block_by_block(local_size, size)),
         },
     )
     table = TableWriter()
     for node in range(nodes):
-        _add_level(table, first, node * local_size + np.arange(local_size), 0, 0)
+        _add_level_rows(table, first, node * local_size + np.arange(local_size), 0, 0)
     for local in range(local_size):
-        _add_level(table, second, np.arange(nodes) * local_size + local, inside.steps, inside.channels)
+        _add_level_rows(table, second, np.arange(nodes) * local_size + local, inside.steps, inside.channels)
     scratch = size + max(inside.blocks[Buffer.SCRATCH] * nodes, between.blocks[Buffer.SCRATCH] * local_size)
     return table.build("all_to_all", "hierarchical", size, scratch=scratch)
 
@@ -87,11 +87,11 @@ def gather(inside: Schedule, between: Schedule) -> Schedule:
         between: Gather over nodes, to the root's node.
     """
     local_size, nodes = inside.size, between.size
-    first, second = _rooted_levels(inside, between, near=Buffer.IN, far=Buffer.OUT)
+    first, second = _make_rooted_levels(inside, between, near=Buffer.IN, far=Buffer.OUT)
     table = TableWriter()
     for local in range(local_size):
-        _add_level(table, second, np.arange(nodes) * local_size + local, 0, 0)
-    _add_level(table, first, between.root * local_size + np.arange(local_size), between.steps, between.channels)
+        _add_level_rows(table, second, np.arange(nodes) * local_size + local, 0, 0)
+    _add_level_rows(table, first, between.root * local_size + np.arange(local_size), between.steps, between.channels)
     return _build_two_level_rooted(table, inside, between)
 
 
@@ -105,40 +105,38 @@ def scatter(inside: Schedule, between: Schedule) -> Schedule:
         between: Scatter over nodes, from the root's node.
     """
     local_size, nodes = inside.size, between.size
-    first, second = _rooted_levels(inside, between, near=Buffer.OUT, far=Buffer.IN)
+    first, second = _make_rooted_levels(inside, between, near=Buffer.OUT, far=Buffer.IN)
     table = TableWriter()
-    _add_level(table, first, between.root * local_size + np.arange(local_size), 0, 0)
+    _add_level_rows(table, first, between.root * local_size + np.arange(local_size), 0, 0)
     for local in range(local_size):
-        _add_level(table, second, np.arange(nodes) * local_size + local, inside.steps, inside.channels)
+        _add_level_rows(table, second, np.arange(nodes) * local_size + local, inside.steps, inside.channels)
     return _build_two_level_rooted(table, inside, between)
 
 
-def _rooted_levels(inside: Schedule, between: Schedule, *, near: Buffer, far: Buffer) -> tuple[_WideLevel, _WideLevel]:
+def _make_rooted_levels(
+    inside: Schedule, between: Schedule, *, near: Buffer, far: Buffer
+) -> tuple[_WideLevel, _WideLevel]:
     """Return the two levels of a gather or scatter: inside the root's node, and between nodes.
 
-    Args:
-        inside: Table over the ranks of a node.
-        between: Table over nodes.
-        near: Buffer that has one block on every rank: IN of a gather, OUT of a scatter.
-        far: Buffer that has all blocks, on the root.
+    `near` is the buffer that has one block on every rank: IN of a gather, OUT of a scatter. `far` has all, on the root.
     """
     local_size, nodes = inside.size, between.size
     first = _WideLevel(
         table=inside,
         width=nodes,
         homes={
-            far: (far, _node_by_node(local_size)),
-            near: (Buffer.SCRATCH, _side_by_side(nodes, 0)),
-            Buffer.SCRATCH: (Buffer.SCRATCH, _side_by_side(nodes, nodes)),
+            far: (far, _slots_part_by_part(local_size)),
+            near: (Buffer.SCRATCH, _slots_block_by_block(nodes, 0)),
+            Buffer.SCRATCH: (Buffer.SCRATCH, _slots_block_by_block(nodes, nodes)),
         },
     )
     second = _WideLevel(
         table=between,
         width=1,
         homes={
-            far: (Buffer.SCRATCH, _side_by_side(1, 0)),
-            near: (near, _side_by_side(1, 0)),
-            Buffer.SCRATCH: (Buffer.SCRATCH, _side_by_side(1, nodes)),
+            far: (Buffer.SCRATCH, _slots_block_by_block(1, 0)),
+            near: (near, _slots_block_by_block(1, 0)),
+            Buffer.SCRATCH: (Buffer.SCRATCH, _slots_block_by_block(1, nodes)),
         },
     )
     return first, second
@@ -152,28 +150,20 @@ def _build_two_level_rooted(table: TableWriter, inside: Schedule, between: Sched
     return table.build(inside.collective, "hierarchical", size, scratch=scratch, root=root)
 
 
-def _side_by_side(width: int, start: int) -> _Cells:
+def _slots_block_by_block(width: int, start: int) -> _Cells:
     """Return the slots of a layout block by block: slot of part p of block b is `start + b * width + p`."""
     return lambda block, part: start + block * width + part
 
 
-def _node_by_node(local_size: int) -> _Cells:
+def _slots_part_by_part(local_size: int) -> _Cells:
     """Return the slots of a layout part by part (node by node): slot of part p of block b is `p * local_size + b`."""
     return lambda block, part: part * local_size + block
 
 
-def _add_level(table: TableWriter, level: _WideLevel, ranks: Ints, step: int, channel: int) -> None:
-    """Add the rows of a level between the given ranks.
+def _add_level_rows(table: TableWriter, level: _WideLevel, ranks: Ints, step: int, channel: int) -> None:
+    """Add the rows of a level, whose rank i is `ranks[i]` of the whole table, from `step` and `channel` on.
 
-    Args:
-        table: Table to extend.
-        level: The level.
-        ranks: (ranks of the level,) Rank of the whole table for each rank of the level's table.
-        step: First step.
-        channel: First channel.
-
-    Raises:
-        ScheduleError: The level's table cuts blocks into slots, which is a bug.
+    Raises `ScheduleError` if the level's table cuts blocks into slots, which is a bug.
     """
     # A block of the level becomes `width` slots, so it must be a single slot in the level's table.
     if level.table.slots_per_block != 1:
@@ -193,13 +183,9 @@ def _add_level(table: TableWriter, level: _WideLevel, ranks: Ints, step: int, ch
 
 
 def _to_table_positions(buffer: _Column, slot: _Column, part: Ints, homes: _Homes) -> tuple[_Column, _Column]:
-    """Translate (buffer, slot) of a level's table to (buffer, slot) of the whole table.
+    """Translate (buffer, slot) of a level's table to (buffer, slot) of the whole table, row by row.
 
-    Args:
-        buffer: (rows,) Buffer in the level's table.
-        slot: (rows,) Slot in that buffer, which is the number of a block.
-        part: (rows,) Part of the block.
-        homes: Positions of the level's buffers in the whole table; a buffer that is missing here stays as it is.
+    A slot of a level is the number of a block. A buffer that is missing in `homes` stays as it is.
     """
     to_buffer, to_slot = buffer.copy(), slot.copy()
     for old, (new, cells) in homes.items():

@@ -14,8 +14,8 @@ from ..schedule import Schedule
 from ..slicing import pipeline_phases
 from . import blockwise
 from .along_rings import Rings
-from .families import FROM_ROOT, READINGS, SPREADING, Options, find_pattern
-from .hierarchical import compose, node_count, with_inner
+from .families import FROM_ROOT, READINGS, SPREADING, Options, find_pattern_maker
+from .hierarchical import compose_two_levels, insert_inter_node_schedule, node_count
 from .scattered import scatter_steps, two_level_broadcast
 
 _DEFAULTS = {
@@ -126,7 +126,7 @@ def hierarchical(
     inside = _LevelAlgorithm(intra or _DEFAULTS[collective][0], size // count, intra_options or {})
     between = _LevelAlgorithm(inter or _DEFAULTS[collective][1], count, inter_options or {})
     if collective in READINGS:
-        made = _compose_spread(table, collective, inside, between)
+        made = _compose_patterns(table, collective, inside, between)
     elif collective in _BLOCKWISE:
         made = _compose_addressed_blocks(table, collective, root, inside, between)
     else:
@@ -150,35 +150,31 @@ class _LevelAlgorithm:
     options: Options
 
     @property
-    def folds(self) -> bool:
+    def folds_surplus_ranks(self) -> bool:
         """Whether the algorithm adds the data of surplus ranks to others, so that these ranks own no chunk."""
         # By default "rdh" works on a power of two of the ranks.
         return self.algorithm == "rdh" and not self.options and self.size & (self.size - 1) != 0
 
     def make_pattern(self) -> Pattern:
-        return find_pattern(SPREADING, self.algorithm)(self.size, **self.options)
+        return find_pattern_maker(SPREADING, self.algorithm)(self.size, **self.options)
 
 
-def _compose_spread(table: Tables, collective: str, inside: _LevelAlgorithm, between: _LevelAlgorithm) -> _Composition:
+def _compose_patterns(
+    table: Tables, collective: str, inside: _LevelAlgorithm, between: _LevelAlgorithm
+) -> _Composition:
     """Compose an all-reduce, reduce-scatter or all-gather.
 
     Usually both levels are patterns in which every rank owns a chunk. Between nodes an all-reduce may use any other
-    algorithm: its table is inserted in the middle of the pattern inside nodes.
-
-    Args:
-        table: Function that makes the table of a level.
-        collective: Name of the collective.
-        inside: Algorithm inside nodes.
-        between: Algorithm between nodes.
+    algorithm: its table, which `table` makes, is inserted in the middle of the pattern inside nodes.
     """
     within = inside.make_pattern()
     # This algorithm is no pattern, or it is one in which not every rank owns a chunk.
-    if collective == "all_reduce" and (between.algorithm not in SPREADING or between.folds):
+    if collective == "all_reduce" and (between.algorithm not in SPREADING or between.folds_surplus_ranks):
         inner = table(collective, between.algorithm, between.size, **between.options)
-        schedule = with_inner(read.all_reduce("hierarchical", within), inner, inside.size)
+        schedule = insert_inter_node_schedule(read.all_reduce("hierarchical", within), inner, inside.size)
         return _Composition(schedule, {Scope.INSIDE: (within.steps,), Scope.BETWEEN: (inner.steps,)})
     across = between.make_pattern()
-    schedule = READINGS[collective]("hierarchical", compose(across, within))
+    schedule = READINGS[collective]("hierarchical", compose_two_levels(across, within))
     both_ways = (across.steps,) * (2 if collective == "all_reduce" else 1)
     return _Composition(schedule, {Scope.INSIDE: (within.steps,), Scope.BETWEEN: both_ways})
 
@@ -186,15 +182,7 @@ def _compose_spread(table: Tables, collective: str, inside: _LevelAlgorithm, bet
 def _compose_addressed_blocks(
     table: Tables, collective: str, root: int, inside: _LevelAlgorithm, between: _LevelAlgorithm
 ) -> _Composition:
-    """Compose an all-to-all, gather or scatter of the collective's table inside nodes and its table between nodes.
-
-    Args:
-        table: Function that makes the table of a level.
-        collective: Name of the collective.
-        root: Root of a gather or scatter.
-        inside: Algorithm inside nodes.
-        between: Algorithm between nodes.
-    """
+    """Compose an all-to-all, gather or scatter of two tables, inside nodes and between them, which `table` makes."""
     root_node, root_place = divmod(root, inside.size)
     inside_table = table(collective, inside.algorithm, inside.size, root=root_place, **inside.options)
     between_table = table(collective, between.algorithm, between.size, root=root_node, **between.options)
@@ -209,18 +197,12 @@ def _compose_from_root(
 ) -> _Composition:
     """Compose a broadcast: a scatter in the root's node, broadcasts between nodes, an all-gather in each node.
 
-    A reduce is the same backwards.
-
-    Args:
-        collective: "broadcast" or "reduce".
-        root: Group rank of the root.
-        scatter: Algorithm by which the root's node scatters.
-        rings: Rings of one node for "multi_ring"; None: its default.
-        inside: Algorithm inside nodes.
-        between: Algorithm between nodes.
+    A reduce is the same backwards. `rings` are those of one node for a "multi_ring" scatter; None: its default.
     """
     pattern_inside = inside.make_pattern()
-    pattern_between = find_pattern(FROM_ROOT, between.algorithm)(between.size, root // inside.size, **between.options)
+    pattern_between = find_pattern_maker(FROM_ROOT, between.algorithm)(
+        between.size, root // inside.size, **between.options
+    )
     whole = two_level_broadcast(root, pattern_between, pattern_inside, scatter=scatter, rings=rings)
     make_schedule = read.reduce if collective == "reduce" else read.broadcast
     schedule = make_schedule("hierarchical", whole, root)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..hazards import cells_of
+from ..hazards import cells_in_ranges
 from ..pattern import Ints, Pattern, edge_pattern, owner_column
 from ..schedule import Buffer, Schedule
 from ..tablewriter import Column, TableWriter, adjacent_runs
@@ -19,7 +19,7 @@ def halving_doubling(size: int) -> Pattern:
     Cost: floor(log2(size)) steps, and 2 more if `size` is not a power of two; n (size - 1) / size bytes sent per rank,
     up to twice as much by a rank with a folded neighbour.
     """
-    heads, cube = _folded_ranks(size)
+    heads, cube = _exchanging_ranks(size)
     bounds = np.append(heads, size).astype(np.int32)
     # Head v (a rank that takes part) holds the chunks of ranks bounds[v] to bounds[v + 1] - 1: its own chunk, and that
     # of its folded neighbour, if it has one.
@@ -37,7 +37,7 @@ def halving_doubling(size: int) -> Pattern:
     for e in extra:
         rows += [(cube + 1, e - 1, e, 0, e), (cube + 1, e - 1, e, e + 1, size)]
     table = np.asarray(rows, np.int32).reshape(-1, 5)
-    chunk, row = cells_of(table[:, 3], table[:, 4] - table[:, 3])
+    chunk, row = cells_in_ranges(table[:, 3], table[:, 4] - table[:, 3])
     return edge_pattern(size, owner_column(size), table[row, 0], table[row, 1], table[row, 2], chunk)
 
 
@@ -51,7 +51,7 @@ def folded_halving_doubling(size: int) -> Pattern:
     Cost: floor(log2(size)) steps, and 1 more if `size` is not a power of two, each way; n (h - 1) / h bytes sent by a
     rank among h that take part, and n more to, or by, the others.
     """
-    heads, cube = _folded_ranks(size)
+    heads, cube = _exchanging_ranks(size)
     # Rows are (step, src, dst, first chunk, end of chunks): exchanges of heads, then the chunks of folded ranks.
     rows = [
         (bit, int(head), int(heads[v ^ (1 << bit)]), v >> bit << bit, (v >> bit << bit) + (1 << bit))
@@ -60,11 +60,11 @@ def folded_halving_doubling(size: int) -> Pattern:
     ]
     rows += [(cube, 2 * extra, 2 * extra + 1, 0, len(heads)) for extra in range(size - len(heads))]
     table = np.asarray(rows, np.int32).reshape(-1, 5)
-    chunk, row = cells_of(table[:, 3], table[:, 4] - table[:, 3])
+    chunk, row = cells_in_ranges(table[:, 3], table[:, 4] - table[:, 3])
     return edge_pattern(size, heads, table[row, 0], table[row, 1], table[row, 2], chunk)
 
 
-def _folded_ranks(size: int) -> tuple[Ints, int]:
+def _exchanging_ranks(size: int) -> tuple[Ints, int]:
     """Return the ranks that take part in exchanges, a power of two of them, and the log2 of their number.
 
     Each stands for itself, or also for the next rank, which is folded into it. For 6 ranks: [0, 2, 4, 5] and 2, where 0
@@ -86,24 +86,24 @@ def recursive_doubling_all_reduce(size: int) -> Schedule:
     Cost: floor(log2(size)) steps, and 2 more if `size` is not a power of two; n bytes sent and added per rank and step.
     """
     table = TableWriter()
-    heads, cube = _folded_ranks(size)
+    heads, cube = _exchanging_ranks(size)
     pairs = np.arange(size - len(heads), dtype=np.int32) * 2
     # A head with a folded neighbour first adds the neighbour's vector in SCRATCH; the others start from IN. A single
     # rank has no exchanges: it copies IN to SCRATCH, from where the last move takes its result.
     early = pairs if cube else heads
     first = int(len(early) > 0)
-    table.move(0, early, early, (Buffer.IN, 0), (Buffer.SCRATCH, 0))
-    table.add(0, pairs + 1, pairs, (Buffer.IN, 0), (Buffer.SCRATCH, 0))
+    table.add_moves(0, early, early, (Buffer.IN, 0), (Buffer.SCRATCH, 0))
+    table.add_reductions(0, pairs + 1, pairs, (Buffer.IN, 0), (Buffer.SCRATCH, 0))
     buffer = np.where(np.arange(len(heads)) < len(early), Buffer.SCRATCH, Buffer.IN).astype(np.uint8)
     bank = 0
     for bit in range(cube):
         # The head whose number differs in this bit.
         peer = heads[np.arange(len(heads)) ^ (1 << bit)]
-        table.move(first + bit, heads, heads, (buffer, bank), (Buffer.SCRATCH, 1 - bank))
-        table.add(first + bit, heads, peer, (buffer, bank), (Buffer.SCRATCH, 1 - bank))
+        table.add_moves(first + bit, heads, heads, (buffer, bank), (Buffer.SCRATCH, 1 - bank))
+        table.add_reductions(first + bit, heads, peer, (buffer, bank), (Buffer.SCRATCH, 1 - bank))
         buffer, bank = np.full(len(heads), Buffer.SCRATCH, np.uint8), 1 - bank
-    table.move(first + cube, heads, heads, (buffer, bank), (Buffer.OUT, 0))
-    table.move(first + cube, pairs, pairs + 1, (Buffer.OUT, 0), (Buffer.OUT, 0))
+    table.add_moves(first + cube, heads, heads, (buffer, bank), (Buffer.OUT, 0))
+    table.add_moves(first + cube, pairs, pairs + 1, (Buffer.OUT, 0), (Buffer.OUT, 0))
     return table.build("all_reduce", "recursive_doubling", size, scratch=2)
 
 
@@ -144,28 +144,24 @@ def bruck_all_to_all(size: int) -> Schedule:
         moving = np.flatnonzero(distance >> bit & 1).astype(np.int32)
         origin, packed = arrived[moving], np.arange(len(moving), dtype=np.int32)
         slot = np.where(origin < 0, (ranks + moving) % size, origin)
-        _add_moves(table, bit, slot, np.where(origin < 0, Buffer.IN, Buffer.SCRATCH), Buffer.SCRATCH, packed)
+        _add_block_moves(table, bit, slot, np.where(origin < 0, Buffer.IN, Buffer.SCRATCH), Buffer.SCRATCH, packed)
         area = pack * (bit + 1)
-        table.move(
+        table.add_moves(
             bit, ranks, (ranks + (1 << bit)) % size, (Buffer.SCRATCH, 0), (Buffer.SCRATCH, area), count=len(moving)
         )
         arrived[moving] = area + packed
     slot = np.where(arrived < 0, (ranks + distance) % size, arrived)
     source = np.where(arrived < 0, Buffer.IN, Buffer.SCRATCH)
-    _add_moves(table, steps, slot, source, Buffer.OUT, (ranks - distance) % size)
+    _add_block_moves(table, steps, slot, source, Buffer.OUT, (ranks - distance) % size)
     return table.build("all_to_all", "bruck", size, scratch=pack * (steps + 1))
 
 
-def _add_moves(table: TableWriter, step: int, slot: Ints, source: Column, target: Buffer, target_slot: Column) -> None:
+def _add_block_moves(
+    table: TableWriter, step: int, slot: Ints, source: Column, target: Buffer, target_slot: Column
+) -> None:
     """Add local moves of single blocks. Moves with adjacent sources and targets become one row.
 
-    Args:
-        table: Table to extend.
-        step: Step of the moves.
-        slot: (size, blocks) Slot of each block on each rank.
-        source: Buffer of each block; like `target_slot`, it broadcasts against `slot`.
-        target: Buffer that all blocks are moved to.
-        target_slot: Slot of each block in `target`.
+    `slot` (size, blocks) has the slot of each block on each rank; `source` and `target_slot` broadcast against it.
     """
     rank = np.arange(len(slot), dtype=np.int32)[:, None]
     columns = np.broadcast_arrays(rank, np.asarray(source, np.uint8), slot, target_slot)
@@ -174,6 +170,6 @@ def _add_moves(table: TableWriter, step: int, slot: Ints, source: Column, target
     rank, buffer, slot, to = (column.reshape(-1)[order] for column in columns)
     first = adjacent_runs(slot, to, same=(rank, buffer))
     count = np.diff(np.append(first, len(slot)))
-    table.move(
+    table.add_moves(
         step, rank[first], rank[first], (buffer[first].astype(np.uint8), slot[first]), (target, to[first]), count=count
     )

@@ -13,9 +13,9 @@ from . import doubling, layouts, mesh, ring, scattered, torus, tree
 from .along_rings import Rings
 
 Options: TypeAlias = Mapping[str, object]
-Make: TypeAlias = Callable[..., Pattern]
+PatternMaker: TypeAlias = Callable[..., Pattern]
 
-SPREADING: dict[str, Make] = {
+SPREADING: dict[str, PatternMaker] = {
     "ring": ring.ring,
     "multi_ring": ring.multi_ring,
     "mesh": mesh.mesh,
@@ -47,19 +47,13 @@ def _scatter_all_gather(
 ) -> Pattern:
     """Return a broadcast as a scatter and an all-gather, by the names of their algorithms.
 
-    Args:
-        size: Ranks.
-        root: Rank that has the data.
-        gather: Algorithm of the all-gather, one of `SPREADING`.
-        scatter: Algorithm of the scatter; see `scattered.scatter_all_gather`.
-        gather_options: Options of the all-gather; None: none.
-        rings: Rings of the scatter; None: its default.
+    `gather` is one of `SPREADING`; for `scatter` and `rings`, see `scattered.scatter_all_gather`.
     """
-    inside = find_pattern(SPREADING, gather)(size, **(gather_options or {}))
+    inside = find_pattern_maker(SPREADING, gather)(size, **(gather_options or {}))
     return scattered.scatter_all_gather(root, inside, scatter=scatter, rings=rings)
 
 
-FROM_ROOT: dict[str, Make] = {
+FROM_ROOT: dict[str, PatternMaker] = {
     "mesh": mesh.star,
     "binomial": tree.binomial,
     "chain": tree.chain,
@@ -73,7 +67,7 @@ SLICED = ("chain", "binary_tree", "double_binary_tree", "rank_chain")
 """Algorithms that send the data in `slices`, one after the other."""
 
 
-def find_pattern(family: Mapping[str, Make], algorithm: str) -> Make:
+def find_pattern_maker(family: Mapping[str, PatternMaker], algorithm: str) -> PatternMaker:
     """Return the function that makes the pattern of an algorithm.
 
     Args:

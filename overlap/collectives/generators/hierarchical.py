@@ -15,10 +15,10 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import ScheduleError
-from ..pattern import Ints, Pattern, edge_pattern, flat_columns, owner_column
+from ..pattern import Ints, Pattern, edge_pattern, flatten_columns, owner_column
 from ..schedule import COLUMNS, Buffer, Schedule
 from ..slicing import replace_rows
-from .torus import squarest
+from .torus import squarest_sides
 
 
 def node_count(size: int, nodes: int | None) -> int:
@@ -27,21 +27,21 @@ def node_count(size: int, nodes: int | None) -> int:
     Raises:
         ScheduleError: Nodes would have different numbers of ranks.
     """
-    count = squarest(size)[1] if nodes is None else nodes
+    count = squarest_sides(size)[1] if nodes is None else nodes
     if count < 1 or size % count:
         raise ScheduleError(f"{size} ranks cannot be shared equally by {count} nodes; choose a multiple of {count}")
     return count
 
 
-def compose(inter: Pattern, intra: Pattern) -> Pattern:
+def compose_two_levels(inter: Pattern, intra: Pattern) -> Pattern:
     """Return the pattern over all ranks that runs `inter` between nodes and then `intra` inside them.
 
     Cost: the sum of the steps; inter moves 1 / local_size of the bytes that a flat algorithm moves between nodes.
     """
-    return replace(_compose(inter, intra), mate=_compose(inter.backward, intra.backward))
+    return replace(_compose_one_direction(inter, intra), mate=_compose_one_direction(inter.backward, intra.backward))
 
 
-def _compose(inter: Pattern, intra: Pattern) -> Pattern:
+def _compose_one_direction(inter: Pattern, intra: Pattern) -> Pattern:
     """Return the pattern of two levels: chunks go between nodes first, then inside every node."""
     nodes, local_size = inter.size, intra.size
     size, parts = nodes * local_size, inter.parts * intra.parts
@@ -61,8 +61,7 @@ def _compose(inter: Pattern, intra: Pattern) -> Pattern:
 def _edges_between_nodes(inter: Pattern, intra: Pattern) -> list[Ints]:
     """Return the edges between nodes: a copy of the edges of `inter` for every local rank and every part of `intra`.
 
-    Returns:
-        Columns: step, src, dst, chunk, channel and group. For the numbers of chunks, see the module's docstring.
+    Columns are step, src, dst, chunk, channel and group; for the numbers of chunks, see the module's docstring.
     """
     local_size, size = intra.size, inter.size * intra.size
     local = np.arange(local_size, dtype=np.int32)[:, None, None]
@@ -73,19 +72,13 @@ def _edges_between_nodes(inter: Pattern, intra: Pattern) -> list[Ints]:
     # Each copy of the edges has groups of its own.
     group = np.where(inter.group >= 0, (inter.group * local_size + local) * intra.parts + inner_part, -1)
     src, dst = inter.src * local_size + local, inter.dst * local_size + local
-    return flat_columns(inter.step, src, dst, chunk, inter.channel, group)
+    return flatten_columns(inter.step, src, dst, chunk, inter.channel, group)
 
 
 def _edges_inside_nodes(inter: Pattern, intra: Pattern, first_channel: int) -> list[Ints]:
     """Return the edges inside nodes: each node spreads the chunks that its ranks have from every node.
 
-    Args:
-        inter: Pattern between nodes, which comes first.
-        intra: Pattern inside nodes.
-        first_channel: Lowest channel of these edges; the edges between nodes use the channels below.
-
-    Returns:
-        Columns: step, src, dst, chunk, channel and group. For the numbers of chunks, see the module's docstring.
+    Columns: see `_edges_between_nodes`, whose edges use the channels below `first_channel`.
     """
     local_size, size = intra.size, inter.size * intra.size
     node = np.arange(inter.size, dtype=np.int32)[:, None, None, None]
@@ -99,10 +92,10 @@ def _edges_inside_nodes(inter: Pattern, intra: Pattern, first_channel: int) -> l
     group = np.where(shared >= 0, shared * inter.size + node, -1)
     src, dst = (node * local_size + end[:, None, None] for end in (intra.src, intra.dst))
     step, channel = intra.step[:, None, None] + inter.steps, intra.channel[:, None, None] + first_channel
-    return flat_columns(step, src, dst, chunk, channel, group)
+    return flatten_columns(step, src, dst, chunk, channel, group)
 
 
-def with_inner(flat: Schedule, inter: Schedule, local_size: int) -> Schedule:
+def insert_inter_node_schedule(flat: Schedule, inter: Schedule, local_size: int) -> Schedule:
     """Return an all-reduce on two levels: `inter` runs between nodes, in the middle of `flat` inside each node.
 
     Args:
@@ -136,12 +129,7 @@ def _inter_node_rows(
 ) -> list[dict[str, Ints]]:
     """Return the rows between nodes, as columns by name: a copy of `inter` for each chunk that a rank has summed.
 
-    Args:
-        flat: All-reduce of one node.
-        inter: All-reduce over nodes.
-        sums: (rows of `flat`,) Whether the row finalises sums.
-        middle: First step of the rows between nodes.
-        local_size: Ranks of a node.
+    `sums` says which rows of `flat` finalise sums; the new rows begin at step `middle`.
     """
     k, width = inter.slots_per_block, flat.slots_per_block
     source = inter.sbuf == Buffer.IN

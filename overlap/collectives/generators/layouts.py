@@ -14,12 +14,12 @@ import numpy as np
 from ...errors import ScheduleError
 from ..pattern import Ints, Pattern, edge_pattern, owner_column
 from .doubling import halving_doubling
-from .hierarchical import compose
+from .hierarchical import compose_two_levels
 from .mesh import mesh
 from .ring import kangaring
 
 
-def side_by_side(patterns: Sequence[Pattern]) -> Pattern:
+def combine_side_by_side(patterns: Sequence[Pattern]) -> Pattern:
     """Return one pattern in which every chunk is cut in parts: part i follows `patterns[i]`, on channels of its own.
 
     Cost: the steps of the longest pattern; the bytes of one pattern, spread over the wires of all.
@@ -28,11 +28,13 @@ def side_by_side(patterns: Sequence[Pattern]) -> Pattern:
         patterns: Patterns over the same ranks. In each, all ranks own the same number of chunks.
     """
     if any(pattern.mate for pattern in patterns):
-        return replace(_combine_patterns(patterns), mate=_combine_patterns([pattern.backward for pattern in patterns]))
-    return _combine_patterns(patterns)
+        return replace(
+            _combine_one_direction(patterns), mate=_combine_one_direction([pattern.backward for pattern in patterns])
+        )
+    return _combine_one_direction(patterns)
 
 
-def _combine_patterns(patterns: Sequence[Pattern]) -> Pattern:
+def _combine_one_direction(patterns: Sequence[Pattern]) -> Pattern:
     """Return one pattern that runs several patterns of one size in parallel, each on its own chunks and channels."""
     size, columns = patterns[0].size, []
     chunks, lanes, groups = 0, 0, 0  # numbers of chunks, channels and groups of the patterns so far
@@ -47,7 +49,7 @@ def _combine_patterns(patterns: Sequence[Pattern]) -> Pattern:
     return replace(whole, steps=max(pattern.steps for pattern in patterns))
 
 
-def relabel(pattern: Pattern, ranks: Sequence[int]) -> Pattern:
+def relabel_ranks(pattern: Pattern, ranks: Sequence[int]) -> Pattern:
     """Return the pattern in which rank `ranks[i]` does the work of rank i.
 
     Raises:
@@ -58,10 +60,13 @@ def relabel(pattern: Pattern, ranks: Sequence[int]) -> Pattern:
     plays = np.asarray(ranks, np.int32)
     if (plays == np.arange(pattern.size)).all():
         return pattern
-    return replace(_renumber(pattern, plays), mate=_renumber(pattern.mate, plays) if pattern.mate else None)
+    return replace(
+        _relabel_one_direction(pattern, plays),
+        mate=_relabel_one_direction(pattern.mate, plays) if pattern.mate else None,
+    )
 
 
-def _renumber(p: Pattern, plays: Ints) -> Pattern:
+def _relabel_one_direction(p: Pattern, plays: Ints) -> Pattern:
     """Return the pattern in which rank `plays[i]` does the work of rank i."""
     # Chunk `part * size + owner` gets the number of its new owner, and keeps its place in buffers.
     part, owner = np.divmod(np.arange(len(p.owner), dtype=np.int32), np.int32(p.size))
@@ -115,14 +120,14 @@ def device_cube(devices: Sequence[Sequence[int]]) -> Pattern:
             f"{' or '.join(map(str, sorted(rank_counts)))} ranks; choose another algorithm"
         )
     axes = max(1, count.bit_length() - 1)
-    first_axes = [relabel(halving_doubling(count), _rotate_cube(count, axis)) for axis in range(axes)]
-    between_devices = side_by_side(first_axes)
+    first_axes = [relabel_ranks(halving_doubling(count), _rotate_cube_corners(count, axis)) for axis in range(axes)]
+    between_devices = combine_side_by_side(first_axes)
     inside_device = mesh(rank_counts.pop())
     ranks_device_by_device = [rank for ranks in devices for rank in ranks]
-    return relabel(compose(between_devices, inside_device), ranks_device_by_device)
+    return relabel_ranks(compose_two_levels(between_devices, inside_device), ranks_device_by_device)
 
 
-def _rotate_cube(corners: int, by: int) -> list[int]:
+def _rotate_cube_corners(corners: int, by: int) -> list[int]:
     """Return the number of each corner after its binary digits rotate left, so that axis 0 becomes axis `by`."""
     bits = corners.bit_length() - 1
     return [(corner << by | corner >> (bits - by)) & (corners - 1) for corner in range(corners)]
@@ -146,5 +151,5 @@ def kangarings(
         ScheduleError: The couples do not have each rank once, or a ring is not a permutation of the couples.
     """
     rings = [kangaring(size, order=order) for order in ([None] if orders is None else orders)]
-    whole = rings[0] if len(rings) == 1 else side_by_side(rings)
-    return whole if couples is None else relabel(whole, [rank for couple in couples for rank in couple])
+    whole = rings[0] if len(rings) == 1 else combine_side_by_side(rings)
+    return whole if couples is None else relabel_ranks(whole, [rank for couple in couples for rank in couple])

@@ -12,7 +12,7 @@ from ...errors import ScheduleError
 from ..pattern import Pattern, edge_pattern, owner_column
 from ..schedule import Buffer, Schedule
 from ..tablewriter import TableWriter
-from .rank_order import add_in_rank_order, all_pairs, scratch_block
+from .rank_order import add_rank_order_rows, all_pairs, scratch_block
 
 
 def mesh(size: int) -> Pattern:
@@ -40,8 +40,8 @@ def all_to_all(size: int) -> Schedule:
     """
     table = TableWriter()
     ranks, (src, dst) = np.arange(size, dtype=np.int32), all_pairs(size)
-    table.move(0, ranks, ranks, (Buffer.IN, ranks), (Buffer.OUT, ranks))
-    table.move(0, src, dst, (Buffer.IN, dst), (Buffer.OUT, src))
+    table.add_moves(0, ranks, ranks, (Buffer.IN, ranks), (Buffer.OUT, ranks))
+    table.add_moves(0, src, dst, (Buffer.IN, dst), (Buffer.OUT, src))
     return table.build("all_to_all", "mesh", size)
 
 
@@ -52,8 +52,8 @@ def scatter(size: int, *, root: int = 0) -> Schedule:
     """
     table = TableWriter()
     others = (root + np.arange(1, size, dtype=np.int32)) % np.int32(size)
-    table.move(0, root, root, (Buffer.IN, root), (Buffer.OUT, 0))
-    table.move(0, root, others, (Buffer.IN, others), (Buffer.OUT, 0))
+    table.add_moves(0, root, root, (Buffer.IN, root), (Buffer.OUT, 0))
+    table.add_moves(0, root, others, (Buffer.IN, others), (Buffer.OUT, 0))
     return table.build("scatter", "mesh", size, root=root)
 
 
@@ -77,7 +77,7 @@ def permute(size: int, *, pairs: tuple[tuple[int, int], ...] = ()) -> Schedule:
             raise ScheduleError(f"pairs: each of the ranks 0..{size - 1} may be a {name} once, got {list(pairs)}")
     table = TableWriter()
     both = np.asarray(pairs, np.int32).reshape(-1, 2)
-    table.move(0, both[:, 0], both[:, 1], (Buffer.IN, 0), (Buffer.OUT, 0))
+    table.add_moves(0, both[:, 0], both[:, 1], (Buffer.IN, 0), (Buffer.OUT, 0))
     return table.build("permute", "mesh", size, pairs=tuple(pairs))
 
 
@@ -89,10 +89,10 @@ def one_shot(size: int) -> Schedule:
     table, ranks, (src, dst) = TableWriter(), np.arange(size, dtype=np.int32), all_pairs(size)
     # SCRATCH: block 0 is unused, as it may be the input's memory; received vectors; the sum in the last block.
     total = (Buffer.SCRATCH, size)
-    table.move(0, src, dst, (Buffer.IN, 0), (Buffer.SCRATCH, scratch_block(src, dst)), group=src)
+    table.add_moves(0, src, dst, (Buffer.IN, 0), (Buffer.SCRATCH, scratch_block(src, dst)), group=src)
     nowhere = np.zeros(size, np.int32)
-    add_in_rank_order(table, size, own_slot=nowhere, per_block=1, within=nowhere, total=total)
-    table.move(size + 1, ranks, ranks, total, (Buffer.OUT, 0))
+    add_rank_order_rows(table, size, own_slot=nowhere, per_block=1, within=nowhere, total=total)
+    table.add_moves(size + 1, ranks, ranks, total, (Buffer.OUT, 0))
     return table.build("all_reduce", "one_shot", size, scratch=size + 1)
 
 
@@ -104,6 +104,6 @@ def pairwise(size: int) -> Schedule:
     table, ranks = TableWriter(), np.arange(size, dtype=np.int32)
     distance = np.arange(1, size, dtype=np.int32)[:, None]
     dst = (ranks + distance) % np.int32(size)
-    table.move(0, ranks, ranks, (Buffer.IN, ranks), (Buffer.OUT, ranks))
-    table.move(distance - 1, ranks, dst, (Buffer.IN, dst), (Buffer.OUT, ranks))
+    table.add_moves(0, ranks, ranks, (Buffer.IN, ranks), (Buffer.OUT, ranks))
+    table.add_moves(distance - 1, ranks, dst, (Buffer.IN, dst), (Buffer.OUT, ranks))
     return table.build("all_to_all", "pairwise", size)

@@ -24,9 +24,9 @@ def all_reduce(size: int) -> Schedule:
     about n bytes.
     """
     table, ranks = TableWriter(), np.arange(size, dtype=np.int32)
-    end = _add_reduction(table, size, per_block=size, within=ranks, out=ranks)
+    end = _add_reduction_rows(table, size, per_block=size, within=ranks, out=ranks)
     src, dst = all_pairs(size)
-    table.move(end, src, dst, (Buffer.OUT, src), (Buffer.OUT, src), group=src)
+    table.add_moves(end, src, dst, (Buffer.OUT, src), (Buffer.OUT, src), group=src)
     return table.build("all_reduce", "rank_order", size, slots_per_block=size, scratch=size + 1)
 
 
@@ -36,7 +36,7 @@ def reduce_scatter(size: int) -> Schedule:
     Cost: 1 step, and local additions; n (size - 1) / size bytes per rank; SCRATCH of about n bytes.
     """
     table, nowhere = TableWriter(), np.zeros(size, np.int32)
-    _add_reduction(table, size, per_block=1, within=nowhere, out=nowhere)
+    _add_reduction_rows(table, size, per_block=1, within=nowhere, out=nowhere)
     return table.build("reduce_scatter", "rank_order", size, scratch=size + 1)
 
 
@@ -52,31 +52,23 @@ def chain(size: int, *, slices: int = 8) -> Pattern:
     return edge_pattern(size, owner, v + slice_, np.int32(size - 1) - v, np.int32(size - 2) - v, slice_)
 
 
-def _add_reduction(table: TableWriter, size: int, *, per_block: int, within: Ints, out: Ints) -> int:
-    """Add the rows by which rank r receives slot r of IN from all ranks, and adds these pieces up.
+def _add_reduction_rows(table: TableWriter, size: int, *, per_block: int, within: Ints, out: Ints) -> int:
+    """Add the rows by which rank r receives slot r of IN from all ranks and adds the pieces up; return the next step.
 
-    Args:
-        table: Table to extend.
-        size: Ranks.
-        per_block: Slots of a block.
-        within: (size,) Slot, within a block of SCRATCH, that each rank uses for its pieces.
-        out: (size,) Slot of each rank's sum in OUT.
-
-    Returns:
-        The step after these rows.
+    Rank r uses slot `within[r]` of the blocks of SCRATCH for its pieces, and slot `out[r]` of OUT for its sum.
     """
     ranks = np.arange(size, dtype=np.int32)
     src, dst = all_pairs(size)
     # SCRATCH: block 0 is unused, as it may be the input's memory; received pieces; the sum in the last block.
     total = (Buffer.SCRATCH, size * per_block + within)
     there = scratch_block(src, dst) * per_block + np.broadcast_to(within, (size,))[dst]
-    table.move(0, src, dst, (Buffer.IN, dst), (Buffer.SCRATCH, there))
-    add_in_rank_order(table, size, own_slot=ranks, per_block=per_block, within=within, total=total)
-    table.move(size + 1, ranks, ranks, total, (Buffer.OUT, out))
+    table.add_moves(0, src, dst, (Buffer.IN, dst), (Buffer.SCRATCH, there))
+    add_rank_order_rows(table, size, own_slot=ranks, per_block=per_block, within=within, total=total)
+    table.add_moves(size + 1, ranks, ranks, total, (Buffer.OUT, out))
     return size + 2
 
 
-def add_in_rank_order(
+def add_rank_order_rows(
     table: TableWriter, size: int, *, own_slot: Ints, per_block: int, within: Ints, total: Cells
 ) -> None:
     """Add the rows by which each rank adds up the data of ranks 0, 1, ..., in steps 1 to `size`.
@@ -94,7 +86,7 @@ def add_in_rank_order(
         own = ranks == source
         received = scratch_block(np.full(size, source), ranks) * per_block + within
         where = (np.where(own, Buffer.IN, Buffer.SCRATCH).astype(np.uint8), np.where(own, own_slot, received))
-        combine = table.move if source == 0 else table.add
+        combine = table.add_moves if source == 0 else table.add_reductions
         combine(source + 1, ranks, ranks, where, total)
 
 

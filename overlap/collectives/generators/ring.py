@@ -40,19 +40,13 @@ def multi_ring(size: int, *, orders: Sequence[Sequence[int]] | None = None) -> P
     rings = [range(size), range(size - 1, -1, -1)] if orders is None else orders
     for order in rings:
         if sorted(order) != list(range(size)):
-            raise ScheduleError(f"a ring must visit each of the {size} ranks once, got {list(order)}")
+            raise ScheduleError(f"orders: a ring must visit each of the {size} ranks once, got {list(order)}")
     path = np.asarray(rings, np.int32)
-    return replace(_pass_on(size, path, 1), mate=_pass_on(size, path, -1))
+    return replace(_make_rings(size, path, 1), mate=_make_rings(size, path, -1))
 
 
-def _pass_on(size: int, path: Ints, way: int) -> Pattern:
-    """Return the pattern of several rings.
-
-    Args:
-        size: Ranks.
-        path: (rings, size) The ranks of each ring, in the order of the ring.
-        way: 1 to send in this order, -1 to send in the opposite order.
-    """
+def _make_rings(size: int, path: Ints, way: int) -> Pattern:
+    """Return the pattern of rings, `path` (rings, size); `way` is 1 to send in this order, -1 in the opposite one."""
     step = np.arange(size - 1, dtype=np.int32)[:, None, None]
     channel = np.arange(len(path), dtype=np.int32)[:, None]
     # At step t the rank in place i sends the chunk that is owned t places before it. Windows over the ring, written
@@ -86,10 +80,10 @@ def kangaring(size: int, *, order: Sequence[int] | None = None) -> Pattern:
         raise ScheduleError(f"size: kangaring needs an even number of ranks, got {size}; use algorithm 'ring'")
     if sorted(path) != list(range(pairs)):
         raise ScheduleError(f"order: expected each of the pairs 0 to {pairs - 1} once, got {path}")
-    return replace(_pass_on_in_pairs(size, path), mate=_pass_on_in_pairs(size, path[::-1]))
+    return replace(_make_pair_ring(size, path), mate=_make_pair_ring(size, path[::-1]))
 
 
-def _pass_on_in_pairs(size: int, path: Sequence[int]) -> Pattern:
+def _make_pair_ring(size: int, path: Sequence[int]) -> Pattern:
     """Return the pattern of `kangaring` around the ring `path`, a sequence of pairs, in this direction."""
     pairs = size // 2
     step = np.arange(pairs, dtype=np.int32)[:, None, None]

@@ -16,10 +16,10 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import ScheduleError
-from ..hazards import cells_of
-from ..pattern import Ints, Pattern, edge_pattern, flat_columns
+from ..hazards import cells_in_ranges
+from ..pattern import Ints, Pattern, edge_pattern, flatten_columns
 from .along_rings import Rings, ring_scatter
-from .tree import subtrees
+from .tree import binomial_subtrees
 
 SCATTERS = ("binomial", "mesh", "multi_ring")
 """Algorithms of the scatter in the root's node."""
@@ -66,8 +66,8 @@ def two_level_broadcast(
     """
     if scatter not in SCATTERS:
         raise ScheduleError(f"scatter: expected one of {', '.join(SCATTERS)}, got {scatter!r}")
-    backward = _scatter_and_gather(root, between.backward, inside.backward, scatter, rings)
-    return replace(_scatter_and_gather(root, between, inside, scatter, rings), mate=backward)
+    backward = _broadcast_one_direction(root, between.backward, inside.backward, scatter, rings)
+    return replace(_broadcast_one_direction(root, between, inside, scatter, rings), mate=backward)
 
 
 def scatter_steps(size: int, scatter: str, root: int = 0, rings: Rings | None = None) -> int:
@@ -84,7 +84,9 @@ def scatter_steps(size: int, scatter: str, root: int = 0, rings: Rings | None = 
     return (size - 1).bit_length() if scatter == "binomial" else min(size - 1, 1)
 
 
-def _scatter_and_gather(root: int, between: Pattern, inside: Pattern, scatter: str, rings: Rings | None) -> Pattern:
+def _broadcast_one_direction(
+    root: int, between: Pattern, inside: Pattern, scatter: str, rings: Rings | None
+) -> Pattern:
     """Return the pattern of one direction of `two_level_broadcast`, which has the arguments; `mate` is not set."""
     nodes, local_size = between.size, inside.size
     root_node, root_place = divmod(root, local_size)
@@ -112,23 +114,14 @@ def _scatter_and_gather(root: int, between: Pattern, inside: Pattern, scatter: s
 def _edges_in_root_node(
     root_node: int, root_place: int, local_size: int, chunks_per_rank: int, scatter: str, rings: Rings | None
 ) -> list[Ints]:
-    """Return the edges of the scatter inside the root's node.
+    """Return the edges of the scatter inside the root's node; columns as in `_edges_between_nodes`.
 
-    Args:
-        root_node: Node of the root.
-        root_place: Local rank of the root.
-        local_size: Ranks of a node.
-        chunks_per_rank: Number of chunks that the scatter brings to each rank of the node.
-        scatter: "binomial", "mesh" or "multi_ring".
-        rings: Rings of "multi_ring"; None: the default of `ring_scatter`.
-
-    Returns:
-        Columns: step, src, dst, chunk, channel and group. For the numbers of chunks, see the module's docstring.
+    The scatter brings `chunks_per_rank` chunks to each rank. `rings` are those of "multi_ring"; None: its default.
     """
     # Edges between local ranks counted from the root on: `parent` sends the chunks of `count` ranks to `child`, the
     # first of them for rank `block`.
     if scatter == "binomial":
-        step, parent, child, count = subtrees(local_size)
+        step, parent, child, count = binomial_subtrees(local_size)
         block = child
     elif scatter == "mesh":
         block = child = np.arange(1, local_size, dtype=np.int32)
@@ -138,26 +131,20 @@ def _edges_in_root_node(
         parent, child, block = ((rank - root_place) % local_size for rank in (out.src, out.dst, out.block))
         step, count = out.step, np.ones_like(child)
     # An edge for each chunk; `row` is the index of the message that carries it.
-    chunk, row = cells_of(block * chunks_per_rank, count * chunks_per_rank)
+    chunk, row = cells_in_ranges(block * chunks_per_rank, count * chunks_per_rank)
 
-    def to_rank(from_root: Ints) -> Ints:
+    def to_group_rank(from_root: Ints) -> Ints:
         """Return group ranks of local ranks that are counted from the root on."""
         return root_node * local_size + (from_root + root_place) % local_size
 
-    return flat_columns(step[row], to_rank(parent[row]), to_rank(child[row]), chunk, 0, -1)
+    return flatten_columns(step[row], to_group_rank(parent[row]), to_group_rank(child[row]), chunk, 0, -1)
 
 
 def _edges_between_nodes(between: Pattern, inside: Pattern, root: int, first_step: int) -> list[Ints]:
     """Return the edges between nodes: a copy of `between` for every local rank, for the chunks that it got.
 
-    Args:
-        between: Pattern over nodes.
-        inside: Pattern over the ranks of a node.
-        root: Local rank of the root.
-        first_step: First step of these edges.
-
-    Returns:
-        Columns: step, src, dst, chunk, channel and group. For the numbers of chunks, see the module's docstring.
+    Columns are step, src, dst, chunk, channel and group; for the numbers of chunks, see the module's docstring. `root`
+    is the local rank of the root.
     """
     local_size, width = inside.size, len(between.owner)
     local = np.arange(local_size, dtype=np.int32)[:, None, None]
@@ -167,7 +154,7 @@ def _edges_between_nodes(between: Pattern, inside: Pattern, root: int, first_ste
     shared = between.group[:, None]
     group = np.where(shared >= 0, shared * local_size + local, -1)
     src, dst = (end[:, None] * local_size + local for end in (between.src, between.dst))
-    return flat_columns(between.step[:, None] + first_step, src, dst, chunk, between.channel[:, None] + 1, group)
+    return flatten_columns(between.step[:, None] + first_step, src, dst, chunk, between.channel[:, None] + 1, group)
 
 
 def _edges_inside_nodes(
@@ -175,15 +162,7 @@ def _edges_inside_nodes(
 ) -> list[Ints]:
     """Return the edges of the all-gather inside nodes: a copy of `inside` for every node.
 
-    Args:
-        between: Pattern over nodes.
-        inside: Pattern over the ranks of a node.
-        root: Local rank of the root.
-        first_step: First step of these edges.
-        first_channel: Lowest channel of these edges.
-
-    Returns:
-        Columns: step, src, dst, chunk, channel and group. For the numbers of chunks, see the module's docstring.
+    Columns as in `_edges_between_nodes`. `root` is the local rank of the root; channels begin at `first_channel`.
     """
     local_size, width = inside.size, len(between.owner)
     node = np.arange(between.size, dtype=np.int32)[:, None, None]
@@ -198,4 +177,4 @@ def _edges_inside_nodes(
     group = np.where(shared >= 0, above + shared * between.size + node, -1)
     src, dst = (node * local_size + end[:, None] for end in (inside.src, inside.dst))
     step, channel = inside.step[:, None] + first_step, inside.channel[:, None] + first_channel
-    return flat_columns(step, src, dst, chunk, channel, group)
+    return flatten_columns(step, src, dst, chunk, channel, group)

@@ -20,7 +20,7 @@ from .sizes import fits
 Held: TypeAlias = NDArray[np.bool_]
 # One step of a copy: number of the step; (size,) the rank that each rank sends to; (size, size) whether a rank (first
 # axis) sends the chunk of an owner (second axis).
-Wave: TypeAlias = tuple[int, Ints, Held]
+TorusStep: TypeAlias = tuple[int, Ints, Held]
 
 
 def bucket(size: int, *, dims: Sequence[int] | None = None) -> Pattern:
@@ -40,9 +40,9 @@ def bucket(size: int, *, dims: Sequence[int] | None = None) -> Pattern:
     Raises:
         ScheduleError: If `dims` do not multiply to `size`.
     """
-    sides = squarest(size) if dims is None else tuple(dims)
-    all_gather = _copy_waves(size, sides, _bucket_waves, first=1)
-    return replace(all_gather, mate=_copy_waves(size, sides, _bucket_waves, first=-1))
+    sides = squarest_sides(size) if dims is None else tuple(dims)
+    all_gather = _combine_torus_copies(size, sides, _bucket_steps, first=1)
+    return replace(all_gather, mate=_combine_torus_copies(size, sides, _bucket_steps, first=-1))
 
 
 def swing(size: int, *, dims: Sequence[int] | None = None) -> Pattern:
@@ -64,30 +64,27 @@ def swing(size: int, *, dims: Sequence[int] | None = None) -> Pattern:
     sides = (size,) if dims is None else tuple(dims)
     if not all(fits("swing", side) for side in sides):
         raise ScheduleError(f"swing needs even sides, got {sides}; 'bucket' takes any")
-    return _copy_waves(size, sides, _swing_waves)
+    return _combine_torus_copies(size, sides, _swing_steps)
 
 
-def squarest(size: int) -> tuple[int, int]:
+def squarest_sides(size: int) -> tuple[int, int]:
     """Return the two factors of `size` that differ least, the larger one first."""
     side = next(side for side in range(isqrt(size), 0, -1) if size % side == 0)
     return size // side, side
 
 
-def _copy_waves(
-    size: int, sides: Sequence[int], waves: Callable[[Ints, Sequence[int], int, int], Iterable[Wave]], *, first: int = 1
+def _combine_torus_copies(
+    size: int,
+    sides: Sequence[int],
+    make_steps: Callable[[Ints, Sequence[int], int, int], Iterable[TorusStep]],
+    *,
+    first: int = 1,
 ) -> Pattern:
     """Return a pattern of several copies of an algorithm on a torus, each with a share of the data.
 
-    Copies differ in the axis and direction in which they start. There are two for each axis longer than 1.
-
-    Args:
-        size: Ranks.
-        sides: Sides of the torus.
-        waves: Function (ranks as a torus, axes in turn, direction, size) that yields the steps of one copy.
-        first: Direction, 1 or -1, in which the first copy starts.
-
-    Raises:
-        ScheduleError: The sides do not multiply to the number of ranks.
+    Copies differ in the axis and direction in which they start; there are two for each axis longer than 1, the first in
+    direction `first`. `make_steps(ranks as a torus, axes in turn, direction, size)` yields the steps of one copy.
+    Raises `ScheduleError` if the sides do not multiply to the number of ranks.
     """
     if prod(sides) != size or min(sides, default=1) < 1:
         raise ScheduleError(f"a torus of sides {sides} does not have {size} ranks; pass sides with that product")
@@ -97,7 +94,7 @@ def _copy_waves(
     # Rows are (step, src, dst, chunk, channel).
     rows: list[Ints] = [np.empty((0, 5), np.int32)]
     for copy, (turn, sign) in enumerate(starts):
-        for step, receiver, sends in waves(ranks, axes[turn:] + axes[:turn], sign, size):
+        for step, receiver, sends in make_steps(ranks, axes[turn:] + axes[:turn], sign, size):
             src, owner = np.nonzero(sends)
             same = np.full(len(src), 1)
             rows.append(np.stack([same * step, src, receiver[src], owner + copy * size, same * copy], axis=1))
@@ -105,14 +102,11 @@ def _copy_waves(
     return edge_pattern(size, owner_column(size, max(1, len(starts))), step, src, dst, chunk, channel=channel)
 
 
-def _bucket_waves(ranks: Ints, axes: Sequence[int], sign: int, size: int) -> Iterable[Wave]:
+def _bucket_steps(ranks: Ints, axes: Sequence[int], sign: int, size: int) -> Iterable[TorusStep]:
     """Yield the steps of one copy of `bucket`: rings along each axis in turn.
 
-    Args:
-        ranks: Array of the ranks; its axes are those of the torus.
-        axes: Axes longer than 1, in the order in which they are used.
-        sign: Direction in which chunks travel, 1 or -1.
-        size: Number of ranks.
+    The axes of `ranks` are those of the torus; `axes` are those longer than 1, in the order of their use. Chunks travel
+    in direction `sign`, 1 or -1.
     """
     has, step = np.eye(size, dtype=np.bool_), 0
     for axis in axes:
@@ -126,10 +120,10 @@ def _bucket_waves(ranks: Ints, axes: Sequence[int], sign: int, size: int) -> Ite
             step += 1
 
 
-def _swing_waves(ranks: Ints, axes: Sequence[int], sign: int, size: int) -> Iterable[Wave]:
+def _swing_steps(ranks: Ints, axes: Sequence[int], sign: int, size: int) -> Iterable[TorusStep]:
     """Yield the steps of one copy of `swing`: the exchanges of the reduce-scatter, the last one first.
 
-    Arguments: see `_bucket_waves`; `sign` is the direction of the reduce-scatter's first exchange.
+    Arguments: see `_bucket_steps`; `sign` is the direction of the reduce-scatter's first exchange.
     """
     remaining = {axis: (ranks.shape[axis] - 1).bit_length() for axis in axes}
     exchanges: list[Ints] = []

@@ -17,7 +17,7 @@ def binomial(size: int, root: int = 0) -> Pattern:
     Cost: ceil(log2(size)) steps; n bytes per edge, up to n log2(size) sent by the root.
     """
     parent = [(step, v, v + (1 << step)) for step in range((size - 1).bit_length()) for v in range(1 << step)]
-    step, src, dst = _edge_columns([edge for edge in parent if edge[2] < size])
+    step, src, dst = _columns_of_edges([edge for edge in parent if edge[2] < size])
     return _rooted_pattern(size, root, 1, step, src, dst, 0)
 
 
@@ -46,7 +46,7 @@ def binary_tree(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
     return _rooted_pattern(size, root, slices, step, (dst - 1) // 2, dst, slice_)
 
 
-def _edge_columns(edges: list[tuple[int, int, int]]) -> tuple[Ints, Ints, Ints]:
+def _columns_of_edges(edges: list[tuple[int, int, int]]) -> tuple[Ints, Ints, Ints]:
     """Return the columns step, parent and child of a list of edges (step, parent, child)."""
     table = np.asarray(edges, np.int32).reshape(-1, 3)
     return table[:, 0], table[:, 1], table[:, 2]
@@ -55,20 +55,13 @@ def _edge_columns(edges: list[tuple[int, int, int]]) -> tuple[Ints, Ints, Ints]:
 def _rooted_pattern(size: int, root: int, slices: int, step: Ints, src: Ints, dst: Ints, chunk: Ints | int) -> Pattern:
     """Return the pattern of edges between ranks that are counted from the root: 0 is the root, 1 the next rank, ...
 
-    Args:
-        size: Ranks.
-        root: Rank that has the data.
-        slices: Number of chunks; the root owns all of them.
-        step: Step of each edge.
-        src: Rank that sends, counted from the root.
-        dst: Rank that receives, counted from the root.
-        chunk: Number of the chunk that the edge carries.
+    The root owns all chunks, of which there are `slices`.
     """
     owner = np.full(slices, root, np.int32)
     return edge_pattern(size, owner, step, (src + root) % size, (dst + root) % size, chunk)
 
 
-def subtrees(size: int) -> tuple[Ints, Ints, Ints, Ints]:
+def binomial_subtrees(size: int) -> tuple[Ints, Ints, Ints, Ints]:
     """Return the edges of a binomial tree, largest subtrees first; the subtree of a child is a range of ranks.
 
     Returns:
@@ -81,7 +74,7 @@ def subtrees(size: int) -> tuple[Ints, Ints, Ints, Ints]:
         for v in range(0, size, 2 << bit)
         if v + (1 << bit) < size
     ]
-    step, parent, child = _edge_columns(edges)
+    step, parent, child = _columns_of_edges(edges)
     return step, parent, child, np.minimum(np.int32(1) << (steps - 1 - step), size - child)
 
 
@@ -91,7 +84,7 @@ def scatter(size: int, *, root: int = 0) -> Schedule:
     Cost: ceil(log2(size)) steps; n (size - 1) / size bytes sent by the root.
     """
     table = TableWriter()
-    step, parent, child, count = subtrees(size)
+    step, parent, child, count = binomial_subtrees(size)
     position = np.arange(size, dtype=np.int32)
     slot_in = (child + root) % size
     # In the root's IN, blocks are in the order of ranks: a subtree may wrap around from the last rank to rank 0, and is
@@ -100,19 +93,19 @@ def scatter(size: int, *, root: int = 0) -> Schedule:
         rows = (parent == 0) & (length > 0)
         start = slot_in[rows] if part == 0 else np.zeros_like(slot_in[rows])
         into = child[rows] + (count[rows] - length[rows] if part else 0)
-        table.move(
+        table.add_moves(
             step[rows], root, (child[rows] + root) % size, (Buffer.IN, start), (Buffer.SCRATCH, into),
             count=length[rows],
         )  # fmt: skip
     rest = parent > 0
-    table.move(
+    table.add_moves(
         step[rest], (parent[rest] + root) % size, (child[rest] + root) % size,
         (Buffer.SCRATCH, child[rest]), (Buffer.SCRATCH, child[rest]), count=count[rest],
     )  # fmt: skip
     steps = (size - 1).bit_length()
     others = (position[1:] + root) % size
-    table.move(0, root, root, (Buffer.IN, root), (Buffer.OUT, 0))
-    table.move(steps, others, others, (Buffer.SCRATCH, position[1:]), (Buffer.OUT, 0))
+    table.add_moves(0, root, root, (Buffer.IN, root), (Buffer.OUT, 0))
+    table.add_moves(steps, others, others, (Buffer.SCRATCH, position[1:]), (Buffer.OUT, 0))
     return table.build("scatter", "binomial", size, root=root, scratch=size)
 
 
@@ -162,7 +155,7 @@ def _make_two_trees(places: int) -> tuple[_Tree, _Tree]:
     mirrored (an even number of nodes) or shifted by one (an odd number). So odd nodes become inner nodes, and at most
     one node is a leaf in both trees. With 4 nodes the parents of 1 to 4 are 2, 4, 2, 0 and 0, 3, 1, 3.
     """
-    first = {node: _parent(node, places) for node in range(1, places + 1)}
+    first = {node: _parent_place(node, places) for node in range(1, places + 1)}
     position = {node: places + 1 - node if places % 2 == 0 else node % places + 1 for node in first}
     node_at = {0: 0, **{place: node for node, place in position.items()}}
 
@@ -173,7 +166,7 @@ def _make_two_trees(places: int) -> tuple[_Tree, _Tree]:
     return first, {node: second_parent(node) for node in first}
 
 
-def _parent(place: int, places: int) -> int:
+def _parent_place(place: int, places: int) -> int:
     """Return the parent of place 1 to `places` in a binary tree numbered in order, left to right; 0 for the top.
 
     With 7 places: 4 is the top, 2 and 6 are its children, and the odd places are leaves.
@@ -188,19 +181,14 @@ def _parent(place: int, places: int) -> int:
 def _join_trees(size: int, trees: Sequence[_Tree], owners: Ints, root: int, slices: int) -> Pattern:
     """Return the pattern of two trees, with steps in which a rank receives at most one message and sends at most one.
 
-    Args:
-        size: Ranks.
-        trees: In each tree the parent of each node but the top. Node i is the rank i places after `root`.
-        owners: Rank at the top of each tree.
-        root: Rank that is node 0.
-        slices: Number of slices of each half.
+    Node i is the rank i places after `root`. `owners` are the ranks at the tops. Each half of the data has `slices`.
     """
-    turn = _edge_turns(trees)
+    turn = _assign_edge_turns(trees)
     edges = []
     for which, tree in enumerate(trees):
         when: dict[int, int] = {}
         for node in tree:
-            _arrival_steps(node, tree, which, turn, when)
+            _find_arrival_step(node, tree, which, turn, when)
         # Rows are (step of the first slice, src, dst, tree).
         edges += [(when[node], parent, node, which) for node, parent in tree.items()]
     step, src, dst, half = np.asarray(edges, np.int32).reshape(-1, 4).T
@@ -210,25 +198,23 @@ def _join_trees(size: int, trees: Sequence[_Tree], owners: Ints, root: int, slic
     return edge_pattern(size, np.repeat(owners, slices), step + 2 * slice_, src, dst, chunk, channel=half)
 
 
-def _arrival_steps(node: int, tree: _Tree, which: int, turn: dict[tuple[int, int], int], when: dict[int, int]) -> int:
+def _find_arrival_step(
+    node: int, tree: _Tree, which: int, turn: dict[tuple[int, int], int], when: dict[int, int]
+) -> int:
     """Return the step in which a node receives the first slice; -1 for the top, which has it from the start.
 
-    Args:
-        node: The node.
-        tree: The parent of each node but the top.
-        which: Number of the tree, 0 or 1.
-        turn: By (number of the tree, node): whether the edge to this node works in even (0) or odd (1) steps.
-        when: By node, results found so far; this function adds those of the node and of the nodes above it.
+    `turn` is the result of `_assign_edge_turns`, `which` the number of the tree. `when` has the results found so far,
+    by node; those of the node and of the nodes above it are added.
     """
     if node not in tree:
         return -1
     if node not in when:
-        next_step = _arrival_steps(tree[node], tree, which, turn, when) + 1
+        next_step = _find_arrival_step(tree[node], tree, which, turn, when) + 1
         when[node] = next_step + (next_step + turn[which, node]) % 2
     return when[node]
 
 
-def _edge_turns(trees: Sequence[_Tree]) -> dict[tuple[int, int], int]:
+def _assign_edge_turns(trees: Sequence[_Tree]) -> dict[tuple[int, int], int]:
     """Return for each edge whether it works in even (0) or odd (1) steps. The key of an edge is (tree, lower node).
 
     Two edges of a tree that leave one node must differ, and so must the edges of both trees that end in one node. So an

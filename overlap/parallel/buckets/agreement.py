@@ -70,7 +70,9 @@ def check_equal_items(
             raise mark_agreed(UsageError(f"{subject} differ between rank {this_rank} and rank {rank}: {item}"))
 
 
-def issue_check(work: MemoryWork, group: Group, subject: str, items: Sequence[str], *, name: str = "") -> Future[None]:
+def compare_items_of_ranks(
+    work: MemoryWork, group: Group, subject: str, items: Sequence[str], *, name: str = ""
+) -> Future[None]:
     """Return a future that fails, on every rank of a group, unless all have the same items.
 
     Args:
@@ -78,9 +80,9 @@ def issue_check(work: MemoryWork, group: Group, subject: str, items: Sequence[st
         group: The ranks that compare.
         subject: The name of the items; see `check_equal_items`.
         items: The items of this rank.
-        name: Name of the operation in timelines; by default from the subject.
+        name: Name of the operation in timelines.
     """
-    label = RoleName(name or f"compare {subject}", "library")
+    label = RoleName(name, "library")
     gathered = group.all_gather(metadata(digest_texts(items)), name=label, call_site=users_frame())
     check = partial(check_equal_items, subject, items, ranks=group.ranks, this_rank=work.rank.rank)
     return work.compute(check if work.real else do_nothing, gathered, name="compare")
@@ -133,13 +135,10 @@ def _digest_weights(views: Mapping[str, Array]) -> Array:
 
 
 def _check_replicas(names: Sequence[str], ranks: Sequence[int], step: int, gathered: NDArray[np.int64]) -> None:
-    """Compare the digests of all ranks, and raise a `ReplicaError` for the first parameter with a minority.
+    """Raise a `ReplicaError` for the first parameter whose digests are not the same on all ranks.
 
-    Args:
-        names: Names of the weights, in the order of the digests of a rank.
-        ranks: World ranks, in the order of `gathered`.
-        step: Number of the step, for the error.
-        gathered: The digests of all ranks: all of the first rank, then all of the second, and so on.
+    `gathered` has all digests of the first rank, in the order of `names`, then all of the second, and so on. `ranks`
+    are world ranks.
     """
     table = gathered.reshape(len(ranks), -1)
     for name, digests in zip(names, table.T.tolist(), strict=True):

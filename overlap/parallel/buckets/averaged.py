@@ -39,8 +39,8 @@ class AveragedBucket(Bucket):
 
     Attributes:
         parts: Slices of the buffer, each of which is sent as an operation of its own.
-        arrived: The mean over the group of each part, as a future, for the step that was sent last.
-        applied: The step that was last applied to each part, by the part's first element. A part that was never
+        mean_futures: The mean over the group of each part, as a future, for the step that was sent last.
+        applied_steps: The step that was last applied to each part, by the part's first element. A part that was never
             updated has no entry.
     """
 
@@ -56,17 +56,17 @@ class AveragedBucket(Bucket):
     ) -> None:
         self._flat: Array = context.rank.empty(plan.size, plan.dtype, common=True)
         super().__init__(context, plan, priority=priority, buffer=self._flat)
-        self.arrived: list[Future[Array]] = []
-        self.applied: dict[int, int] = {}
-        self._stream, self._parameters, self._runs = stream, parameters, parameters.runs(plan)
-        self._step = self._updated = 0  # step that was sent last, and step that was updated last
-        cut = comes_last and self._alone and self._group.size > 1
-        self.parts: list[slice] = _plan_parts(plan) if cut else [slice(0, plan.size)]
+        self.mean_futures: list[Future[Array]] = []
+        self.applied_steps: dict[int, int] = {}
+        self._stream, self._parameters, self._runs = stream, parameters, parameters.runs_of_bucket(plan)
+        self._sent_step = self._updated_step = 0  # step that was sent last, and step that was updated last
+        cut = comes_last and self._has_single_gradient and self._group.size > 1
+        self.parts: list[slice] = _part_slices(plan) if cut else [slice(0, plan.size)]
         # The update reads the mean anyway, so looking for NaN in it is free. If one is found, the ranks exchange over
         # `_blame_stream` whose gradient it was.
-        self._checks_mean = self._alone and context.rank.clock == "real"
+        self._checks_mean = self._has_single_gradient and context.rank.clock == "real"
         self._blame_stream = self._group.on(context.rank.stream(f"blame of {self._group.name}"))
-        self._own_gradient: Array | None = None  # this rank's gradient, if it has not been checked
+        self._unchecked_gradient: Array | None = None  # this rank's gradient, if it has not been checked
 
     def send(self, step: int) -> None:
         """Issue the packing of the gradients, with zeros for missing ones, and the mean of each part.
@@ -74,21 +74,21 @@ class AveragedBucket(Bucket):
         Args:
             step: Step of the model, from 1.
         """
-        assert not self.update_due, "an update reads the buffer first"
+        assert not self.is_update_due, "an update reads the buffer first"
         views = [self._flat[part] for part in self.parts]  # views for this step: the last step's may be locked
-        packed = self._issue_packing(step, None, partial(self._split_parts, views))
-        self.arrived = [
+        packed = self._issue_packing(step, None, partial(self._parts_of_gradients, views))
+        self.mean_futures = [
             self._issue_mean(packed[index], step, self._group.all_reduce, "bucket", out=view, stream=self._stream)
             for index, view in enumerate(views)
         ]
-        self._step = step
+        self._sent_step = step
 
     @property
-    def update_due(self) -> bool:
+    def is_update_due(self) -> bool:
         """Whether gradients were sent whose update has not been issued."""
-        return self._updated != self._step
+        return self._updated_step != self._sent_step
 
-    def update(self, *factors: object) -> Future[dict[str, Array]]:
+    def issue_update(self, *factors: object) -> Future[dict[str, Array]]:
         """Issue the update by the mean of the step that was sent last, times all `factors`; return its future.
 
         Args:
@@ -98,54 +98,43 @@ class AveragedBucket(Bucket):
             A future of the weights of the whole model by name, which ends when all parts of this bucket are updated.
         """
         # set at the issue, not when the update has run: it must not be issued twice
-        self._updated = self._step
-        moved_bytes = self._parameters.moved_bytes(self.plan) / len(self.parts)
-        for part, arrived in zip(self.parts, self.arrived, strict=True):
-            apply = partial(self._update_or_blame, self._step, part)
+        self._updated_step = self._sent_step
+        moved_bytes = self._parameters.bytes_moved_by_update(self.plan) / len(self.parts)
+        for part, arrived in zip(self.parts, self.mean_futures, strict=True):
+            apply = partial(self._update_or_blame_rank, self._sent_step, part)
             newest = self._work.compute(apply, arrived, *factors, name="update", role="update", moved_bytes=moved_bytes)
         return newest  # the updates of all parts run in order on the compute stream, so the last one ends last
 
-    def means(self) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
+    def means_and_slices(self) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
         """Yield, for each part, the future of its mean and a list of (parameter, slice of the mean).
 
         A bucket that travels in several parts has one parameter, so each part holds elements of that one.
         """
         slots = [(slot.name, slice(slot.start, slot.stop)) for slot in self.plan.slots]
-        for part, mean in zip(self.parts, self.arrived, strict=True):
+        for part, mean in zip(self.parts, self.mean_futures, strict=True):
             yield mean, slots if len(self.parts) == 1 else [(slots[0][0], slice(0, part.stop - part.start))]
 
     # -- on the compute stream -------------------------------------------------------------------------------------
 
-    def _split_parts(self, views: list[Array], flat: Array) -> list[Array]:
-        """Return the parts of the packed gradients: `views` if they are in the buffer, else slices of `flat`.
-
-        Args:
-            views: Views of the buffer, one for each part.
-            flat: The packed gradients: the buffer, or the memory of a gradient that is sent without a copy.
-        """
+    def _parts_of_gradients(self, views: list[Array], flat: Array) -> list[Array]:
+        """Return the parts of the packed gradients: `views` of the buffer if they lie there, else slices of `flat`."""
         return views if flat is self._flat else [flat[part] for part in self.parts]
 
     def _check_finite(self, flat: Array, step: int) -> None:
         """Refuse gradients that are not finite; skip the check where `update_part` checks their mean instead.
 
-        That needs the gradient after the mean has come, to find out whose it was: it is remembered until then.
+        That check needs the gradient to find out whose it was, so the gradient is remembered until the mean has come.
         """
         # In the buffer, the mean overwrites the gradient.
         stays = flat is not self._flat or self._group.size == 1
-        self._own_gradient = flat if self._checks_mean and stays else None
-        if self._own_gradient is None:
+        self._unchecked_gradient = flat if self._checks_mean and stays else None
+        if self._unchecked_gradient is None:
             super()._check_finite(flat, step)
 
-    def _update_or_blame(self, step: int, part: slice, reduced: Array, *factors: float | None) -> dict[str, Array]:
-        """Update the weights of one part; return the weights of the whole model by name.
+    def _update_or_blame_rank(self, step: int, part: slice, reduced: Array, *factors: float | None) -> dict[str, Array]:
+        """Update the weights of one part by the mean `reduced` times `factors`; return the model's weights by name.
 
-        In a world without data nothing changes.
-
-        Args:
-            step: Step of the model, from 1.
-            part: The part, as elements of the bucket.
-            reduced: The mean of the part, flat.
-            factors: Numbers that the mean is multiplied with; None counts as 1.
+        In a world without data nothing changes. The part is a slice of the bucket; of the factors, None counts as 1.
 
         Raises:
             NonFiniteError: On all ranks: a rank had a gradient that is not finite.
@@ -156,15 +145,15 @@ class AveragedBucket(Bucket):
         if not self.update_part(step, part, reduced, *factors):
             # The mean is checked only where the bucket has one gradient.
             [(name, view)] = self.views.items()
-            blame_rank(self._blame_stream, name, self._own_gradient, view, step, self.site)
+            blame_rank(self._blame_stream, name, self._unchecked_gradient, view, step, self.site)
         if part.stop == self.plan.size:
-            self._own_gradient = None
+            self._unchecked_gradient = None
         return self._parameters.views
 
     def update_part(self, step: int, part: slice, reduced: Array, *factors: float | None) -> bool:
-        """Update the weights of one part, and record the step in `applied`.
+        """Update the weights of one part, and record the step in `applied_steps`.
 
-        Arguments: see `_update_or_blame`.
+        Arguments: see `_update_or_blame_rank`.
 
         Returns:
             False if the mean was found not to be finite: then the part is updated incompletely, or not at all. True
@@ -176,12 +165,12 @@ class AveragedBucket(Bucket):
             begin = runs[0][0].start
             runs = [(slice(begin + part.start, begin + part.stop), slice(0, part.stop - part.start))]
         gradient = scale_gradient(reduced, factors)
-        finite = self._parameters.update(self.plan.dtype, runs, gradient, step, check=self._checks_mean)
-        self.applied[part.start] = step
+        finite = self._parameters.apply_gradient(self.plan.dtype, runs, gradient, step, check=self._checks_mean)
+        self.applied_steps[part.start] = step
         return finite
 
 
-def _plan_parts(plan: BucketPlan) -> list[slice]:
+def _part_slices(plan: BucketPlan) -> list[slice]:
     """Return the slices of a bucket that travel one by one: up to `_PARTS`, of `BUCKET_BYTES` or more each."""
     count = max(1, min(_PARTS, plan.nbytes // BUCKET_BYTES))
     ends = [plan.size * (index + 1) // count for index in range(count)]

@@ -15,7 +15,7 @@ from ...runtime.group import Group
 from ...runtime.rank import Rank
 from ...timeline.span import RoleName
 from ..memory_work import MemoryWork
-from .gradients import check_gradient, is_finite, not_finite
+from .gradients import check_gradient, find_gradient_error, is_finite
 from .hooked import BucketHook
 from .plan import BucketPlan, Hook
 
@@ -46,16 +46,16 @@ class Bucket(ABC):
 
     Attributes:
         plan: The gradients in the bucket.
-        handed: Gradients of this step that the program has handed over and that are not packed yet, by name.
-        sent: Whether the gradients of this step have been sent.
+        unpacked_gradients: Gradients of this step that were handed over and are not packed yet, by name.
+        is_sent: Whether the gradients of this step have been sent.
         site: The line of the program that handed a gradient over last.
         views: The places of the gradients in the buffer, by name; empty without a buffer.
-        hooked: The hook that computes the mean in place of a collective; None: no hook.
+        bucket_hook: The hook that computes the mean in place of a collective; None: no hook.
     """
 
     plan: BucketPlan
-    handed: dict[str, object]
-    sent: bool
+    unpacked_gradients: dict[str, object]
+    is_sent: bool
 
     def __init__(
         self,
@@ -66,27 +66,30 @@ class Bucket(ABC):
         buffer: Array | None,
         counts: Sequence[int] | None = None,
     ) -> None:
-        self.plan, self.handed, self.sent = plan, dict[str, object](), False
+        self.plan, self.unpacked_gradients, self.is_sent = plan, dict[str, object](), False
         self.site: Site | None = None
         self._sites: dict[str, Site] = {}
         self.views: dict[str, Array] = {} if buffer is None else plan.views(buffer)
-        self.hooked: BucketHook | None = None
+        self.bucket_hook: BucketHook | None = None
         if context.hook is not None:
-            self.hooked = BucketHook(context.hook, context.rank, context.group, plan, priority=priority, counts=counts)
+            self.bucket_hook = BucketHook(
+                context.hook, context.rank, context.group, plan, priority=priority, counts=counts
+            )
         self._context, self._group, self._work = context, context.group, context.work
         self._priority, self._buffer = priority, buffer
-        self._alone = len(plan.slots) == 1 and context.hook is None  # then the gradient need not be copied
+        # Then the gradient need not be copied.
+        self._has_single_gradient = len(plan.slots) == 1 and context.hook is None
         self._added: set[str] = set()  # parameters with gradients in the buffer that have not been sent
         self._shape_only = None  # in a world without data: an array that stands for all gradients
         if not self._work.real:
             self._shape_only = context.rank.empty(plan.size, plan.dtype) if buffer is None else buffer
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether all gradients of this step were handed over."""
-        return len(self.handed) == len(self.plan.slots)
+        return len(self.unpacked_gradients) == len(self.plan.slots)
 
-    def _buffer_free(self) -> object:
+    def _buffer_free_future(self) -> object:
         """Return a future that ends when the buffer may be written; None if the order of computes ensures that.
 
         Computes that write the buffer take the future as an argument, so they start after its end.
@@ -94,10 +97,10 @@ class Bucket(ABC):
         return None
 
     @abstractmethod
-    def means(self) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
+    def means_and_slices(self) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
         """Yield each mean of the step that was sent last (a future) and a list of (parameter, slice of the mean)."""
 
-    def hand_over(self, name: str, gradient: object, site: Site) -> None:
+    def store_gradient(self, name: str, gradient: object, site: Site) -> None:
         """Store a gradient of this step.
 
         Args:
@@ -105,7 +108,7 @@ class Bucket(ABC):
             gradient: The gradient, or a future of it.
             site: The line of the program that passed it, for errors.
         """
-        self.handed[name], self._sites[name] = gradient, site
+        self.unpacked_gradients[name], self._sites[name] = gradient, site
 
     def add(self, name: str, gradient: object, step: int) -> None:
         """Issue the addition of a gradient to the buffer; the sum is sent with the gradients of a later micro-batch.
@@ -117,25 +120,16 @@ class Bucket(ABC):
             gradient: The gradient, or a future of it.
             step: Step of the model, from 1, for errors.
         """
-        add, slot = partial(self._add_gradient, name, name in self._added, step, self.site), self.views[name]
+        add, slot = partial(self._add_gradient_to_buffer, name, name in self._added, step, self.site), self.views[name]
         self._added.add(name)
-        self._work.compute(add, self._buffer_free(), gradient, name="add", moved_bytes=3 * slot.nbytes)
+        self._work.compute(add, self._buffer_free_future(), gradient, name="add", moved_bytes=3 * slot.nbytes)
 
-    def _add_gradient(
+    def _add_gradient_to_buffer(
         self, name: str, added: bool, step: int, site: Site | None, _waited_for: object, gradient: Array
     ) -> None:
-        """Add a gradient to its place in the buffer; the first one of a step overwrites the place.
+        """Add a gradient to its place in the buffer; the first one of a step, not `added`, overwrites the place.
 
-        Args:
-            name: Name of the parameter.
-            added: Whether the place already has gradients of this step.
-            step: Step of the model, from 1.
-            site: The line of the program that handed the gradient over, for errors.
-            _waited_for: Result of the future of `_buffer_free`; it is not used.
-            gradient: The gradient.
-
-        Raises:
-            UsageError: The gradient does not fit its parameter.
+        `_waited_for` is not used. Raises a `UsageError` if the gradient does not fit its parameter.
         """
         view = self.views[name]
         check_gradient(name, gradient, view.shape, view.dtype, step, site)
@@ -143,45 +137,30 @@ class Bucket(ABC):
             _write_gradient(view, gradient, add=added)
 
     def _issue_packing(self, step: int, inputs: object, convert: Callable[[Array], object]) -> Future[Any]:
-        """Issue the packing of the gradients of this step, with zeros for missing ones.
+        """Issue the packing of this step's gradients, zeros for missing ones; return a future of `convert(flat)`.
 
-        Args:
-            step: Step of the model, from 1.
-            inputs: Futures that the packing waits for; their results are not used.
-            convert: Function from the flat gradients of the bucket to the result of the future.
-
-        Returns:
-            A future of the result of `convert`.
+        The packing waits for the futures in `inputs`, whose results are not used.
         """
         sites, added = self._sites, frozenset(self._added)
         self._sites = {}
         # None where no gradient was handed over: the packing uses zeros, or the sum that is in the buffer.
-        gradients = [self.handed.pop(name, None) for name in self.plan.names]
+        gradients = [self.unpacked_gradients.pop(name, None) for name in self.plan.names]
         self._added.clear()
-        self.sent = True
+        self.is_sent = True
         pack = partial(self._pack_gradients, step, sites, added, convert)
-        moved_bytes = 0 if self._alone and not added else 2 * self.plan.nbytes
+        moved_bytes = 0 if self._has_single_gradient and not added else 2 * self.plan.nbytes
         return self._work.compute(pack, inputs, *gradients, name="pack", role="pack", moved_bytes=moved_bytes)
 
     def _issue_mean(
         self, packed: Future[Any], step: int, collective: Callable[..., Future[Array]], name: str, **options: Any
     ) -> Future[Array]:
-        """Issue the mean over the group: by the hook if there is one, else by `collective`.
+        """Issue the mean over the group, by the hook if there is one, else by `collective`; return its future.
 
-        In a group of one rank without a hook nothing is issued: the result is `packed`.
-
-        Args:
-            packed: This rank's gradients of the bucket, flat.
-            step: Step of the model, from 1.
-            collective: A method of the group, such as `all_reduce`.
-            name: Name of the operation for the timeline, without the number of the bucket.
-            options: Further arguments of the collective; a hook does not get them.
-
-        Returns:
-            A future of the mean, or of this rank's part of it.
+        The future may be of this rank's part of the mean alone. In a group of one without a hook it is `packed` itself.
+        `name` is the operation's in the timeline, without the number of the bucket. A hook does not get the `options`.
         """
-        if self.hooked is not None:
-            return self.hooked.start(packed, step, self.site)
+        if self.bucket_hook is not None:
+            return self.bucket_hook.start_hook(packed, step, self.site)
         if self._group.size == 1:
             return packed
         return collective(
@@ -205,21 +184,10 @@ class Bucket(ABC):
         _waited_for: object,
         *gradients: Array | None,
     ) -> object:
-        """Check the gradients of one step, pack them into one flat array, and pass this to `convert`.
+        """Check the gradients of one step, pack them into one flat array, and return what `convert` makes of this.
 
-        In a world without data, `convert` gets an array without data.
-
-        Args:
-            step: Step of the model, from 1.
-            sites: Lines of the program that handed gradients over, by parameter.
-            added: Parameters for which the buffer already has a sum of gradients of this step.
-            convert: Function from the flat array to the result.
-            _waited_for: Results of the futures that the compute had to wait for; they are not used.
-            gradients: A gradient for each parameter of the bucket. None: no gradient was handed over; zeros are packed,
-                or, if the parameter is in `added`, the sum in the buffer.
-
-        Returns:
-            The result of `convert`.
+        A gradient is None if none was handed over: then zeros are packed, or the sum in the buffer for parameters in
+        `added`. In a world without data, `convert` gets an array without data. `_waited_for` is not used.
 
         Raises:
             UsageError: A gradient has another shape than its parameter, or does not fit its dtype.
@@ -230,13 +198,13 @@ class Bucket(ABC):
                 check_gradient(slot.name, gradient, slot.shape, self.plan.dtype, step, sites[slot.name])
         if self._shape_only is not None:
             return convert(self._shape_only)
-        flat = self._flat_without_copy(gradients[0]) if self._alone and not added else None
+        flat = self._flat_view_of_gradient(gradients[0]) if self._has_single_gradient and not added else None
         if flat is None:
             flat = self._copy_into_buffer(added, gradients)
         self._check_finite(flat, step)
         return convert(flat)
 
-    def _flat_without_copy(self, gradient: Array | None) -> Array | None:
+    def _flat_view_of_gradient(self, gradient: Array | None) -> Array | None:
         """Return the bucket's only gradient as a flat view, which can be sent without a copy; None if it needs one."""
         if not isinstance(gradient, np.ndarray) or not gradient.flags.c_contiguous or gradient.dtype != self.plan.dtype:
             return None
@@ -248,9 +216,7 @@ class Bucket(ABC):
     def _copy_into_buffer(self, added: frozenset[str], gradients: Iterable[Array | None]) -> Array:
         """Return a flat array with all gradients: the buffer, or new memory if the bucket has none.
 
-        Args:
-            added: Parameters for which the buffer already has a sum: their gradients are added to it.
-            gradients: A gradient for each parameter. None stands for zeros, and leaves a sum in the buffer as it is.
+        A gradient None stands for zeros. Gradients of parameters in `added` are added to the sum in the buffer.
         """
         buffer, views = self._buffer, self.views
         if buffer is None:
@@ -268,7 +234,7 @@ class Bucket(ABC):
     def _check_finite(self, flat: Array, step: int) -> None:
         """Refuse gradients that are not finite, with a `NonFiniteError` that names the first of them."""
         if not is_finite(flat):
-            raise not_finite(self.plan.views(flat), rank=self._context.rank.rank, step=step, site=self.site)
+            raise find_gradient_error(self.plan.views(flat), rank=self._context.rank.rank, step=step, site=self.site)
 
 
 def scale_gradient(gradient: Array, factors: Iterable[float | None]) -> Array:

@@ -21,9 +21,9 @@ from ..memory_work import users_frame
 from ..settings import Settings, check_count
 from ..strategy import Ahead, Strategy
 from ..tree import Params, Site
-from .agreement import issue_check
+from .agreement import compare_items_of_ranks
 from .bucket import Bucket, BucketContext, scale_gradient
-from .gradients import Part, clip_factor, square_sums
+from .gradients import Part, clip_factor, global_square_sum
 from .queue import BucketQueue
 
 if TYPE_CHECKING:
@@ -64,19 +64,19 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         self._uneven = settings.uneven and self.group.size > 1
         rebuilds = settings.rebuild_buckets and settings.unused == "error" and not settings.uneven
         # Names of the gradients of the first step in their order of arrival; None once buckets are rebuilt.
-        self._observed: list[str] | None = [] if rebuilds else None
-        self._seen: Sequence[str] = ()  # the order of the first step, once it is known
+        self._observed_order: list[str] | None = [] if rebuilds else None
+        self._known_order: Sequence[str] = ()  # the order of the first step, once it is known
         self._set_buckets([])
         self._syncs = True  # False inside `no_sync`
         self._sample_weight = 1.0  # this rank's samples over the mean number of samples of a rank
         self._joins = False  # whether this rank has no more samples, and takes part in the others' steps with zeros
-        self._active: Future[Array] | None = None  # (1,) number of ranks that have samples in this step
-        self._agreed: tuple[Future[object], ...] = ()  # ends when all ranks are known to have the same buckets
+        self._active_count: Future[Array] | None = None  # (1,) number of ranks that have samples in this step
+        self._order_checks: tuple[Future[object], ...] = ()  # end when all ranks are known to have the same buckets
 
     def _set_buckets(self, buckets: list[B]) -> None:
         """Use these buckets from now on, in the order in which they travel."""
         self._queue = BucketQueue(buckets)
-        self._buckets, self._home = buckets, self._queue.home
+        self._buckets, self._bucket_by_name = buckets, self._queue.bucket_by_name
 
     # -- for subclasses -------------------------------------------------------------------------------------------
 
@@ -89,14 +89,13 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
 
     @abstractmethod
     def _end_step(self, factors: tuple[Future[object], ...]) -> Sequence[Future[object]]:
-        """Issue the updates, or record that they are due; return the futures that limit how far the program is ahead.
+        """Issue the updates by the gradients times `factors`, or record that they are due.
 
-        Args:
-            factors: Futures of the numbers that gradients are multiplied with.
+        Returns the futures that limit how far the program is ahead.
         """
 
     @abstractmethod
-    def _reorder(self, order: Sequence[str]) -> None:
+    def _reorder_buckets(self, order: Sequence[str]) -> None:
         """Rearrange the buckets for gradients that arrive in this order of names."""
 
     @abstractmethod
@@ -132,12 +131,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         return slice(start, start + count)
 
     def _weigh_by_samples(self, name: str, gradient: object) -> object:
-        """Return a gradient times (this rank's samples / mean number of samples of a rank); unchanged if that is 1.
-
-        Args:
-            name: Name of the parameter.
-            gradient: The gradient, or a future of it.
-        """
+        """Return a gradient times (this rank's samples / mean number of samples of a rank); unchanged if that is 1."""
         if self._sample_weight == 1.0:
             return gradient
         shape, dtype = self._leaves[name]
@@ -155,30 +149,30 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         """
         gradients = {name: self._weigh_by_samples(name, gradient) for name, gradient in gradients.items()}
         for name, gradient in gradients.items():
-            bucket = self._home[name]
+            bucket = self._bucket_by_name[name]
             bucket.site = site
-            if not bucket.handed:
+            if not bucket.unpacked_gradients:
                 self._prepare_bucket(bucket)
             # Only a bucket with a buffer has views; one without sends the gradients of each micro-batch.
             if not self._syncs and bucket.views:
                 bucket.add(name, gradient, self.steps + 1)
                 continue
-            if bucket.sent or name in bucket.handed:
+            if bucket.is_sent or name in bucket.unpacked_gradients:
                 raise UsageError(
                     f"reduce: the gradient of {name!r} has been handed over in step {self.steps} already; of a weight "
                     "that is used twice, add the gradients up and hand over the sum; or has model.step() been "
                     "forgotten?"
                 )
-            bucket.hand_over(name, gradient, site)
-            if self._observed is not None:
-                self._observed.append(name)
-        for bucket in self._queue.take_full():
-            self._start_bucket(bucket)
+            bucket.store_gradient(name, gradient, site)
+            if self._observed_order is not None:
+                self._observed_order.append(name)
+        for bucket in self._queue.take_full_buckets():
+            self._count_and_send_bucket(bucket)
 
-    def _start_bucket(self, bucket: B) -> None:
+    def _count_and_send_bucket(self, bucket: B) -> None:
         """Send a bucket. With `uneven`, before the first bucket of a step, count the ranks that have samples in it."""
-        if self._uneven and self._active is None:
-            self._active = self._count_active_ranks(has_samples=True)
+        if self._uneven and self._active_count is None:
+            self._active_count = self._count_active_ranks(has_samples=True)
         self._prepare_bucket(bucket)
         self._send_bucket(bucket)
 
@@ -203,19 +197,24 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         Raises:
             UsageError: If a parameter has had no gradient in this step, unless the model has ``unused="zeros"``.
         """
-        missing = [name for bucket in self._queue.waiting for name in bucket.plan.names if name not in bucket.handed]
+        missing = [
+            name
+            for bucket in self._queue.unsent_buckets
+            for name in bucket.plan.names
+            if name not in bucket.unpacked_gradients
+        ]
         if missing and self._settings.unused == "error" and not self._joins:
             raise UsageError(
                 f"step: no gradient of {', '.join(map(repr, missing))} in step {self.steps}; "
                 f"call model.reduce({missing[0]!r}, gradient) before step(), or pass unused='zeros'"
             )
-        self._record_first_step()
-        for bucket in self._queue.take_rest():
-            self._start_bucket(bucket)
+        self._count_or_refuse_step()
+        for bucket in self._queue.take_remaining_buckets():
+            self._count_and_send_bucket(bucket)
         self.steps += 1
         self._queue.begin_step()
         # After the buckets were sent: the factors are computed from their means.
-        issued = self._end_step((*self._mean_factor(), *self._clip_factor(), *self._agreed))
+        issued = self._end_step((*self._active_ranks_factor(), *self._clip_factor(), *self._order_checks))
         self._rebuild_buckets()
         return Ahead(self.limit_steps(issued))
 
@@ -234,14 +233,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
     # -- ranks with fewer samples --------------------------------------------------------------------------------
 
     def _count_active_ranks(self, *, has_samples: bool) -> Future[Array]:
-        """Issue a count, collective over the group, of the ranks that have samples in this step.
-
-        Args:
-            has_samples: Whether this rank has samples.
-
-        Returns:
-            A future of the count, (1,).
-        """
+        """Issue a count, collective over the group, of the ranks that have samples in this step; its future is (1,)."""
         stream = self.rank.stream(f"samples of {self.group.name}")
         site = users_frame()
         return self.group.all_reduce(
@@ -258,16 +250,16 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
             active = self._count_active_ranks(has_samples=False)
             if (await active)[0] == 0:
                 break
-            self._active = active
+            self._active_count = active
             self._step_with_zeros()
         self._joins = False
 
-    def _mean_factor(self) -> tuple[Future[object], ...]:
+    def _active_ranks_factor(self) -> tuple[Future[object], ...]:
         """Return a tuple with a future of (number of ranks / number of ranks with samples); empty without `uneven`.
 
         In a world without data the factor is 1. Drops the count, so that the next step counts again.
         """
-        active, self._active = self._active, None
+        active, self._active_count = self._active_count, None
         if active is None:
             return ()
         size, real = self.group.size, self._work.real
@@ -287,13 +279,13 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         means: list[Future[Array]] = []
         parts: list[list[Part]] = []  # for each mean, the parameters in it
         for bucket in self._buckets:
-            for mean, places in bucket.means():
+            for mean, places in bucket.means_and_slices():
                 means.append(mean)
                 parts.append([(place, self._copies.get(name, 1)) for name, place in places])
         site = users_frame()
         nbytes = sum(bucket.plan.nbytes for bucket in self._buckets)
         squares: Future[Array] = self._work.compute(
-            partial(square_sums, parts), *means, name="norm", moved_bytes=nbytes, stream=stream
+            partial(global_square_sum, parts), *means, name="norm", moved_bytes=nbytes, stream=stream
         )
         for group in self._norm_groups():
             squares = group.all_reduce(squares, exact=True, name=RoleName("norm", "library"), call_site=site)
@@ -314,15 +306,15 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
             sums; left out until it is known. `hooks`: whether a hook of a bucket has state. `lost`: a sentence on the
             first state of a hook that a checkpoint cannot hold; "" if there is none.
         """
-        order = {"order": list(self._seen)} if self._seen else {}
-        hooked = [bucket.hooked for bucket in self._buckets if bucket.hooked and bucket.hooked.state]
-        lost = next(filter(None, (hook.unsavable for hook in hooked)), "")
+        order = {"order": list(self._known_order)} if self._known_order else {}
+        hooked = [bucket.bucket_hook for bucket in self._buckets if bucket.bucket_hook and bucket.bucket_hook.state]
+        lost = next(filter(None, (hook.unsavable_reason for hook in hooked)), "")
         return order | {"hooks": bool(hooked), "lost": lost}
 
     def own_state(self) -> dict[str, object]:
         """Return the states of this rank's hooks, by the hooks' names, as far as checkpoints can hold them."""
-        hooked = [bucket.hooked for bucket in self._buckets if bucket.hooked]
-        return {name: state for hook in hooked for name, state in hook.saved_state().items()}
+        hooked = [bucket.bucket_hook for bucket in self._buckets if bucket.bucket_hook]
+        return {name: state for hook in hooked for name, state in hook.state_to_save().items()}
 
     def resume(self, steps: int, notes: Mapping[str, object], own: Mapping[str, object] | None) -> str:
         """Adopt a checkpoint after its weights and optimizer state have been written into the model's memory.
@@ -339,14 +331,14 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         """
         # `notes` has "order" (parameters by arrival of their gradients), "hooks" (whether hooks had state) and "lost"
         self.steps = steps
-        order = [name for name in cast("Sequence[str]", notes.get("order", ())) if name in self._home]
-        if self._observed is not None and len(order) == len(self._home):
-            self._observed, self._seen = None, order
-            self._reorder(order)
-        hooked = [bucket.hooked for bucket in self._buckets if bucket.hooked]
+        order = [name for name in cast("Sequence[str]", notes.get("order", ())) if name in self._bucket_by_name]
+        if self._observed_order is not None and len(order) == len(self._bucket_by_name):
+            self._observed_order, self._known_order = None, order
+            self._reorder_buckets(order)
+        hooked = [bucket.bucket_hook for bucket in self._buckets if bucket.bucket_hook]
         if own is None:
             return "the state of hooks starts from the beginning" if notes.get("hooks") else ""
-        fit = [hook.resume(own) for hook in hooked]
+        fit = [hook.restore_state(own) for hook in hooked]
         return str(notes.get("lost", "")) if all(fit) else "the state of hooks is of other buckets"
 
     # -- the order -----------------------------------------------------------------------------------------------
@@ -356,10 +348,12 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
 
         Issues a comparison of the order between the ranks; later updates wait for it, and fail if orders differ.
         """
-        order, self._observed = self._observed, None
+        order, self._observed_order = self._observed_order, None
         if order is None:
             return
-        self._seen = order
+        self._known_order = order
         if self.group.size > 1:
-            self._agreed = (issue_check(self._work, self.group, _ORDER, list(map(repr, order)), name=_COMPARISON),)
-        self._reorder(order)
+            self._order_checks = (
+                compare_items_of_ranks(self._work, self.group, _ORDER, list(map(repr, order)), name=_COMPARISON),
+            )
+        self._reorder_buckets(order)

@@ -18,16 +18,19 @@ class Gathering:
     """Stages 1 and 2 of ZeRO: whole parameters stay, and are gathered in place after each update."""
 
     def __init__(self) -> None:
-        self._whole: dict[ScatteredBucket, Future[Array]] = {}  # result of each bucket's last gather: flat parameters
+        # Result of each bucket's last gather: flat parameters.
+        self._gathered: dict[ScatteredBucket, Future[Array]] = {}
         # The same parameters by name, of the buckets that are used in this step.
-        self._open: dict[ScatteredBucket, Future[dict[str, Array]]] = {}
+        self._parameters_in_use: dict[ScatteredBucket, Future[dict[str, Array]]] = {}
 
     def parameters_for_use(self, bucket: ScatteredBucket) -> Future[dict[str, Array]]:
         """Return a future of a bucket's whole parameters by name, for the computes that are issued next."""
-        found = self._open.get(bucket)
+        found = self._parameters_in_use.get(bucket)
         if found is None:
-            # Before the first gather, `updated` is a future of the first weights: all parameters of the bucket.
-            found = self._open[bucket] = bucket.parameters_by_name(self._whole.get(bucket, bucket.updated))
+            # Before the first gather, `newest_part` is a future of the first weights: all parameters of the bucket.
+            found = self._parameters_in_use[bucket] = bucket.parameters_by_name(
+                self._gathered.get(bucket, bucket.newest_part)
+            )
         return found
 
     def gather_to_keep(self, bucket: ScatteredBucket) -> Future[dict[str, Array]]:
@@ -36,15 +39,15 @@ class Gathering:
 
     def end_step(self) -> None:
         """Drop the futures of this step: the caller issues the updates of all buckets next."""
-        self._open.clear()
+        self._parameters_in_use.clear()
 
-    def begin_step(self, buckets: Sequence[ScatteredBucket]) -> None:
+    def issue_gathers(self, buckets: Sequence[ScatteredBucket]) -> None:
         """Issue the gathers of all buckets in this order; their updates have been issued."""
         for bucket in buckets:
-            self._whole[bucket] = bucket.gather()
+            self._gathered[bucket] = bucket.gather_parameters()
 
-    def repeat(self) -> None:
-        """Take part in the gathers of a step that only the other ranks make; `begin_step` has issued them already."""
+    def repeat_gathers(self) -> None:
+        """Take part in the gathers of a step that only the other ranks make: `issue_gathers` has issued them."""
 
 
 class Prefetched(Gathering):
@@ -65,7 +68,7 @@ class Prefetched(Gathering):
         self._expected: list[ScatteredBucket] = []  # visits of the previous step
         self._visits: list[ScatteredBucket] = []  # visits of this step so far
         # Gathers that were issued ahead of their visits, the next visit first.
-        self._ahead: deque[tuple[ScatteredBucket, Future[Array]]] = deque()
+        self._issued_ahead: deque[tuple[ScatteredBucket, Future[Array]]] = deque()
         self._current: dict[ScatteredBucket, Future[dict[str, Array]]] = {}  # the one bucket of the present visit
 
     def parameters_for_use(self, bucket: ScatteredBucket) -> Future[dict[str, Array]]:
@@ -77,19 +80,19 @@ class Prefetched(Gathering):
         if bucket in self._current:
             return self._current[bucket]
         self._visits.append(bucket)
-        if self._ahead and self._ahead[0][0] is bucket:
-            _, whole = self._ahead.popleft()
+        if self._issued_ahead and self._issued_ahead[0][0] is bucket:
+            _, whole = self._issued_ahead.popleft()
             ahead = len(self._visits) - 1 + self._depth
             if ahead < len(self._expected):
                 expected = self._expected[ahead]
-                self._ahead.append((expected, expected.gather(behind_computes=True)))
+                self._issued_ahead.append((expected, expected.gather_parameters(behind_computes=True)))
         else:
             self._drop_prefetched()
-            whole = bucket.gather(behind_computes=True)
+            whole = bucket.gather_parameters(behind_computes=True)
         self._current = {bucket: bucket.parameters_by_name(whole)}
         return self._current[bucket]
 
-    def repeat(self) -> None:
+    def repeat_gathers(self) -> None:
         """Take part in the gathers of a step that only the other ranks make: those of this rank's last step.
 
         Raises:
@@ -101,7 +104,7 @@ class Prefetched(Gathering):
                 "give each rank a batch"
             )
         for bucket in self._expected:
-            bucket.unused.append(bucket.drop_gathered(self.parameters_for_use(bucket)))
+            bucket.unused_gathers.append(bucket.issue_end_of_gather(self.parameters_for_use(bucket)))
 
     def gather_to_keep(self, bucket: ScatteredBucket) -> Future[dict[str, Array]]:
         """Return a future of a bucket's whole parameters by name, for a caller that keeps them after the step.
@@ -109,7 +112,7 @@ class Prefetched(Gathering):
         Drops all gathers that were issued ahead of their visits.
         """
         self._drop_prefetched()
-        return bucket.parameters_by_name(bucket.gather())
+        return bucket.parameters_by_name(bucket.gather_parameters())
 
     def end_step(self) -> None:
         """Drop the futures of this step: the caller issues the updates of all buckets next.
@@ -120,12 +123,12 @@ class Prefetched(Gathering):
         self._current = {}
         self._expected, self._visits = self._visits, []
 
-    def begin_step(self, buckets: Sequence[ScatteredBucket]) -> None:
+    def issue_gathers(self, buckets: Sequence[ScatteredBucket]) -> None:
         """Issue the gathers of the first `depth` expected visits; all updates have been issued."""
-        self._ahead.extend((bucket, bucket.gather()) for bucket in self._expected[: self._depth])
+        self._issued_ahead.extend((bucket, bucket.gather_parameters()) for bucket in self._expected[: self._depth])
 
     def _drop_prefetched(self) -> None:
         """Drop the gathers that were issued ahead; the update of a bucket still waits until its gather has ended."""
-        for bucket, whole in self._ahead:
-            bucket.unused.append(whole)
-        self._ahead.clear()
+        for bucket, whole in self._issued_ahead:
+            bucket.unused_gathers.append(whole)
+        self._issued_ahead.clear()

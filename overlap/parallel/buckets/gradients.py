@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 
 from ...errors import NonFiniteError, UsageError, mark_agreed
-from ...runtime.checking import first_not_finite
+from ...runtime.checking import first_not_finite_index
 from ...runtime.group import Group
-from ...timeline.recording import call_site
+from ...timeline.recording import format_call_site
 from ..tree import Site
 
 if TYPE_CHECKING:
@@ -45,13 +45,13 @@ def check_gradient(
     # A complex parameter accepts any gradient, a real one only a real gradient.
     if actual == shape and (dtype.kind == "c" or getattr(getattr(gradient, "dtype", None), "kind", "") != "c"):
         return
-    subject = f"reduce: the gradient of {name!r} in step {step - 1}"
-    where = f"; it was handed over at {call_site(*site)}" if site is not None else ""
+    subject = f"reduce: gradient of {name!r} in step {step - 1}: expected"
+    where = f"; it was handed over at {format_call_site(*site)}" if site is not None else ""
     if actual is None:
-        raise UsageError(f"{subject} is of type {type(gradient).__name__}, not an array{where}")
+        raise UsageError(f"{subject} an array, got {type(gradient).__name__}{where}")
     if actual != shape:
-        raise UsageError(f"{subject} has shape {actual}, the parameter {shape}{where}")
-    raise UsageError(f"{subject} is {getattr(gradient, 'dtype', '')}, the parameter {dtype}{where}")
+        raise UsageError(f"{subject} shape {shape}, got {actual}{where}")
+    raise UsageError(f"{subject} real numbers, as the parameter's, got {getattr(gradient, 'dtype', '')}{where}")
 
 
 _KINDS = ("nan", "inf", "-inf")
@@ -80,10 +80,10 @@ def is_finite(flat: Array) -> bool:
         with np.errstate(over="ignore", invalid="ignore"):
             if np.isfinite(np.dot(flat, flat)):
                 return True
-    return first_not_finite(flat) is None
+    return first_not_finite_index(flat) is None
 
 
-def not_finite(views: Mapping[str, Array], *, rank: int, step: int, site: Site | None) -> NonFiniteError:
+def find_gradient_error(views: Mapping[str, Array], *, rank: int, step: int, site: Site | None) -> NonFiniteError:
     """Return the error that names rank, parameter, step and element of the first gradient that is not finite.
 
     Args:
@@ -92,8 +92,8 @@ def not_finite(views: Mapping[str, Array], *, rank: int, step: int, site: Site |
         step: Step of the model, from 1.
         site: The line of the program that handed a gradient over last; None if it is unknown.
     """
-    name, view = next((name, view) for name, view in views.items() if first_not_finite(view) is not None)
-    return _not_finite_error(name, view, _find_not_finite(view), rank, step, site)
+    name, view = next((name, view) for name, view in views.items() if first_not_finite_index(view) is not None)
+    return _not_finite_error(name, view, _find_bad_elements(view), rank, step, site)
 
 
 def blame_rank(group: Group, name: str, gradient: Array | None, view: Array, step: int, site: Site | None) -> None:
@@ -113,7 +113,7 @@ def blame_rank(group: Group, name: str, gradient: Array | None, view: Array, ste
         NonFiniteError: A rank had a gradient that is not finite.
         UsageError: No rank had: only the sum of the gradients is not finite.
     """
-    bad_elements = _BadElements() if gradient is None else _find_not_finite(gradient)
+    bad_elements = _BadElements() if gradient is None else _find_bad_elements(gradient)
     # `result()` blocks this thread, not the event loop.
     rows = group.all_gather(np.array(bad_elements, np.int64)).result().reshape(-1, 3)
     for rank, row in zip(group.ranks, rows.tolist(), strict=True):
@@ -124,9 +124,9 @@ def blame_rank(group: Group, name: str, gradient: Array | None, view: Array, ste
     raise mark_agreed(UsageError(f"{message}; scale the loss down"))
 
 
-def _find_not_finite(array: Array) -> _BadElements:
+def _find_bad_elements(array: Array) -> _BadElements:
     """Return the number of elements that are not finite, and the first of them; all 0 if there are none."""
-    first = first_not_finite(array)
+    first = first_not_finite_index(array)
     if first is None:
         return _BadElements()
     value = float(array.reshape(-1)[first])
@@ -137,23 +137,17 @@ def _find_not_finite(array: Array) -> _BadElements:
 def _not_finite_error(
     name: str, array: Array, bad_elements: _BadElements, rank: int, step: int, site: Site | None, *, sent: bool = False
 ) -> NonFiniteError:
-    """Return the error for a gradient.
+    """Return the error for a gradient of world rank `rank`, which has at least one of `bad_elements`.
 
-    Args:
-        name: Name of the parameter.
-        array: An array with the parameter's shape and dtype; its elements are not read.
-        bad_elements: The elements of the gradient that are not finite, at least one.
-        rank: World rank that had the gradient.
-        step: Step of the model, from 1; the error counts from 0.
-        site: The line that handed the gradient over; None if it is unknown.
-        sent: Whether the other ranks have received the mean with it.
+    Only shape and dtype of `array` are used. `step` counts from 1, and the error from 0. With `sent`, the other ranks
+    have received the mean with that gradient.
     """
     return NonFiniteError(
         rank=rank,
         operation=f"the gradient of {name!r}",
         seq=-1,
         step=step - 1,
-        call_site=call_site(*site) if site is not None else "?",
+        call_site=format_call_site(*site) if site is not None else "?",
         array=f"{array.dtype.name} {array.shape}",
         index=tuple(map(int, np.unravel_index(bad_elements.first, array.shape))),
         value=_KINDS[bad_elements.kind],
@@ -168,7 +162,7 @@ Part: TypeAlias = tuple[slice, int]
 """The slice of a flat gradient that belongs to a parameter, and the number of ranks that add its values to the norm."""
 
 
-def square_sums(parts: Sequence[Sequence[Part]], *reduced: Array) -> NDArray[np.float64]:
+def global_square_sum(parts: Sequence[Sequence[Part]], *reduced: Array) -> NDArray[np.float64]:
     """Return the sum of the squares of all gradients, (1,).
 
     Squares are added in float64 for each parameter, and the sums of the parameters without rounding (fsum). So the bits

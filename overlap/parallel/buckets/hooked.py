@@ -50,7 +50,7 @@ class BucketHook:
         self._group = group.on(rank.stream(f"gradients of {group.name}, bucket {plan.index}"))
         self._counts = None if counts is None else tuple(counts)
 
-    def start(self, packed: Future[Array], step: int, site: Site | None) -> Future[Array]:
+    def start_hook(self, packed: Future[Array], step: int, site: Site | None) -> Future[Array]:
         """Start a task that waits for the gradients and calls the hook; return a future of the mean.
 
         With `counts`, the mean is this rank's part only.
@@ -63,7 +63,7 @@ class BucketHook:
         return self._rank.spawn(self._call_hook, packed, step, site, name=f"hook of bucket {self._plan.index}")
 
     @property
-    def unsavable(self) -> str:
+    def unsavable_reason(self) -> str:
         """A sentence on why a checkpoint cannot hold the state; empty if it can."""
         try:
             pack_tree({"state": self.state}, CODES)
@@ -71,16 +71,16 @@ class BucketHook:
             return f"the state of a hook is not in it: {error}"
         return ""
 
-    def saved_state(self) -> dict[str, object]:
+    def state_to_save(self) -> dict[str, object]:
         """Return {name of the hook: {names of the parameters, state}}; empty if there is no state that can be saved."""
         saved = {"names": self._plan.names, "state": self.state}
-        return {} if not self.state or self.unsavable else {self._name: saved}
+        return {} if not self.state or self.unsavable_reason else {self._name: saved}
 
-    def resume(self, own: Mapping[str, Any]) -> bool:
+    def restore_state(self, own: Mapping[str, Any]) -> bool:
         """Adopt the state that a checkpoint has for this hook.
 
         Args:
-            own: The states of all hooks of this rank, as `saved_state` returned them.
+            own: The states of all hooks of this rank, as `state_to_save` returned them.
 
         Returns:
             False, with nothing changed, if the state belongs to a bucket of other parameters; True otherwise, also if
@@ -95,10 +95,7 @@ class BucketHook:
     async def _call_hook(self, packed: Future[Array], step: int, site: Site | None) -> Array:
         """Call the hook for one step, and return the mean; with `counts`, this rank's part of the mean.
 
-        Arguments: see `start`.
-
-        Raises:
-            UsageError: The hook is no async function, or its result is no array of the bucket's shape and dtype.
+        Raises a `UsageError` if the hook is no async function, or if its result is no array like the bucket.
         """
         buffer, index = await packed, self._plan.index
         bucket = GradientBucket(
@@ -125,15 +122,10 @@ class BucketHook:
             raise UsageError(
                 f"hook: its result for bucket {index} is of type {type(reduced).__name__}, not an array; return one"
             )
-        return self._rank_part(reduced, buffer)
+        return self._checked_rank_part(reduced, buffer)
 
-    def _rank_part(self, reduced: Array, buffer: Array) -> Array:
-        """Return the hook's result, or with `counts` this rank's part of it; refuse a wrong shape or dtype.
-
-        Args:
-            reduced: The result of the hook.
-            buffer: The gradients of the bucket, flat.
-        """
+    def _checked_rank_part(self, reduced: Array, buffer: Array) -> Array:
+        """Return the hook's result, or with `counts` this rank's part of it; refuse a wrong shape or dtype."""
         part = slice(0, buffer.size)
         if self._counts is not None:
             start = sum(self._counts[: self._group.rank])

@@ -120,7 +120,7 @@ def plan_buckets(
     return tuple(plans)
 
 
-def plan_by_size(gradients: Forms, order: Iterable[str], size: int | None) -> tuple[BucketPlan, ...]:
+def plan_buckets_by_size(gradients: Forms, order: Iterable[str], size: int | None) -> tuple[BucketPlan, ...]:
     """Divide gradients into buckets that are full with `size` bytes; a large gradient may share a bucket with others.
 
     The first bucket is full with `FIRST_BUCKET_BYTES` if that is less.
@@ -135,7 +135,7 @@ def plan_by_size(gradients: Forms, order: Iterable[str], size: int | None) -> tu
     return plan_buckets(gradients, order, bucket_bytes=size, alone_bytes=None)
 
 
-def plan_by_dtype(gradients: Forms, order: Iterable[str]) -> tuple[BucketPlan, ...]:
+def plan_buckets_by_dtype(gradients: Forms, order: Iterable[str]) -> tuple[BucketPlan, ...]:
     """Return one bucket for each dtype, with all gradients of that dtype in the given order."""
     # More bytes than any model has: no bucket becomes full.
     limit = 1 << 62

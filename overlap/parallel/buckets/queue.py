@@ -19,7 +19,7 @@ class Fillable(Protocol):
     plan: BucketPlan
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether all gradients of this step have been handed over."""
 
 
@@ -34,32 +34,32 @@ class BucketQueue(Generic[B]):
 
     Attributes:
         buckets: The same.
-        home: The bucket of each gradient, by name.
-        sent: Number of buckets that have been sent in this step.
+        bucket_by_name: The bucket of each gradient, by name.
+        sent_count: Number of buckets that have been sent in this step.
     """
 
     def __init__(self, buckets: Sequence[B] = ()) -> None:
         self.buckets: list[B] = list(buckets)
-        self.home: dict[str, B] = {name: bucket for bucket in self.buckets for name in bucket.plan.names}
-        self.sent: int = 0
+        self.bucket_by_name: dict[str, B] = {name: bucket for bucket in self.buckets for name in bucket.plan.names}
+        self.sent_count: int = 0
 
     @property
-    def waiting(self) -> Sequence[B]:
+    def unsent_buckets(self) -> Sequence[B]:
         """The buckets that have not been sent in this step."""
-        return self.buckets[self.sent :]
+        return self.buckets[self.sent_count :]
 
-    def take_full(self) -> Iterator[B]:
+    def take_full_buckets(self) -> Iterator[B]:
         """Yield the next buckets of the queue up to the first that is not full; each counts as sent."""
-        while self.sent < len(self.buckets) and self.buckets[self.sent].full:
-            self.sent += 1
-            yield self.buckets[self.sent - 1]
+        while self.sent_count < len(self.buckets) and self.buckets[self.sent_count].is_full:
+            self.sent_count += 1
+            yield self.buckets[self.sent_count - 1]
 
-    def take_rest(self) -> Iterator[B]:
+    def take_remaining_buckets(self) -> Iterator[B]:
         """Yield all buckets that have not been sent in this step; each counts as sent."""
-        for bucket in self.waiting:  # a copy: the caller may begin the next step at the last bucket
-            self.sent += 1
+        for bucket in self.unsent_buckets:  # a copy: the caller may begin the next step at the last bucket
+            self.sent_count += 1
             yield bucket
 
     def begin_step(self) -> None:
         """Begin the next step: no bucket has been sent."""
-        self.sent = 0
+        self.sent_count = 0

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from ..tree import Array
 
 
-def shares(size: int, ranks: int) -> tuple[int, ...]:
+def share_sizes(size: int, ranks: int) -> tuple[int, ...]:
     """Return the number of elements of each rank; the first ranks have one more if the size does not divide.
 
-    >>> shares(10, 4)
+    >>> share_sizes(10, 4)
     (3, 3, 2, 2)
     """
     return tuple(size // ranks + (rank < size % ranks) for rank in range(ranks))
@@ -47,10 +47,11 @@ class ScatteredBucket(Bucket):
             view of `whole`.
         whole: All parameters of the bucket, in stages 1 and 2; None in stage 3.
         grad: All gradients in stage 1; this rank's part of the mean in stages 2 and 3.
-        reduced: Future of this rank's part of the mean gradient of the step that was sent last.
-        updated: Future of this rank's part of the newest parameters. Before the first update: of the first weights,
+        mean_part: Future of this rank's part of the mean gradient of the step that was sent last.
+        newest_part: Future of this rank's part of the newest parameters. Before the first update: of the first weights,
             which in stages 1 and 2 are all parameters.
-        unused: Futures of gathers whose results the program did not use, but which may still read this rank's part.
+        unused_gathers: Futures of gathers whose results the program did not use, and which may still read this rank's
+            part.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class ScatteredBucket(Bucket):
         shared: bool,
     ) -> None:
         rank, group = context.rank, context.group
-        counts = shares(plan.size, group.size)
+        counts = share_sizes(plan.size, group.size)
         buffer = rank.empty(plan.size, plan.dtype) if stage == 1 else None
         super().__init__(context, plan, priority=priority, buffer=buffer, counts=counts)
         stop = sum(counts[: group.rank + 1])
@@ -73,9 +74,9 @@ class ScatteredBucket(Bucket):
         flat = None if self.whole is None else self.whole[part]
         self.weights: FlatWeights = FlatWeights(rank, plan, optimizer, part=part, flat=flat)
         self.grad: Array = rank.empty(counts[group.rank], plan.dtype) if buffer is None else buffer
-        self.reduced: Future[Array] | None = None
-        self.updated: Future[Array]
-        self.unused: list[Future[Any]] = []
+        self.mean_part: Future[Array] | None = None
+        self.newest_part: Future[Array]
+        self.unused_gathers: list[Future[Any]] = []
         self._optimizer, self._shared = optimizer, shared
         self._counts = None if len(set(counts)) == 1 else counts  # None: equal parts
         self._accumulates = False  # whether `grad` holds a mean that has not been in an update
@@ -85,37 +86,42 @@ class ScatteredBucket(Bucket):
 
     # -- operations ------------------------------------------------------------------------------------------------
 
-    def begin(self, first: Array | Future[Array]) -> None:
-        """Issue the copy of the first parameters into this rank's memory, and set `updated` to its future.
+    def issue_first_copy(self, first: Array | Future[Array]) -> None:
+        """Issue the copy of the first parameters into this rank's memory, and set `newest_part` to its future.
 
         Args:
             first: All first parameters of the bucket, flat.
         """
-        self.updated = self._work.compute(
-            self.fill, first, name="first weights", moved_bytes=2 * self.plan.nbytes, stream="optimizer"
+        self.newest_part = self._work.compute(
+            self.copy_first_parameters,
+            first,
+            name="first weights",
+            moved_bytes=2 * self.plan.nbytes,
+            stream="optimizer",
         )
 
     @property
-    def newest(self) -> Array:
+    def newest_view(self) -> Array:
         """A new view of the parameters on this rank: all of them in stages 1 and 2, else this rank's part."""
         return self.weights.flat[:] if self.whole is None else self.whole[:]
 
-    def _buffer_free(self) -> object:
-        """See `Bucket._buffer_free`: the last update, which runs on another stream, may still read the buffer."""
-        return self.updated
+    def _buffer_free_future(self) -> object:
+        """Return the future of the last update, which runs on another stream and may still read the buffer."""
+        return self.newest_part
 
-    def send(self, step: int, after: Future[Array] | None, *, keeps: bool) -> None:
+    def send(self, step: int, after: Future[Array] | None, *, accumulates: bool) -> None:
         """Issue the packing of the gradients, with zeros for missing ones, and the scatter of their mean.
 
         Args:
             step: Step of the model, from 1.
             after: A future that the packing waits for; None: no wait.
-            keeps: Whether, in stages 2 and 3, more micro-batches follow before the update: their means are added up.
+            accumulates: Whether, in stages 2 and 3, more micro-batches follow before the update: their means are added
+                up.
         """
-        added, self._accumulates = self._accumulates, keeps
-        packed = self._issue_packing(step, [after, self._buffer_free()], lambda flat: flat[:])
-        if added or keeps:
-            self.reduced = self._work.compute(
+        added, self._accumulates = self._accumulates, accumulates
+        packed = self._issue_packing(step, [after, self._buffer_free_future()], lambda flat: flat[:])
+        if added or accumulates:
+            self.mean_part = self._work.compute(
                 partial(self._add_to_gradient, added),
                 # `out=None`, new memory: `grad` holds the sum of earlier micro-batches.
                 self._issue_scatter(step, packed, None),
@@ -127,52 +133,46 @@ class ScatteredBucket(Bucket):
             # In stages 2 and 3 (no buffer), `grad` is memory for this rank's part of the mean. In stage 1 `grad` is the
             # buffer of all gradients, which the scatter reads.
             keeps_part = self._buffer is None and self._work.real
-            self.reduced = self._issue_scatter(step, packed, self.grad[:] if keeps_part else None)
+            self.mean_part = self._issue_scatter(step, packed, self.grad[:] if keeps_part else None)
 
     def _issue_scatter(self, step: int, packed: Future[Array], out: Array | None) -> Future[Array]:
-        """Issue the mean over the group, and return a future of this rank's part.
-
-        Args:
-            step: Step of the model, from 1.
-            packed: The packed gradients.
-            out: Memory for this rank's part; None: new memory.
-        """
+        """Issue the mean over the group; return a future of this rank's part, in `out` or, if None, in new memory."""
         scatter = self._group.reduce_scatter
         return self._issue_mean(
             packed, step, scatter, "scatter bucket", out=out, counts=self._counts, stream=self._scatters
         )
 
-    def update(self, step: int, factors: Sequence[Future[object]]) -> None:
+    def issue_update(self, step: int, factors: Sequence[Future[object]]) -> None:
         """Issue the optimizer's step on this rank's part, with the mean that was sent last times these factors.
 
-        The update waits for the gathers in `unused`, and empties that list. `updated` becomes its future.
+        The update waits for the gathers in `unused_gathers`, and empties that list. `newest_part` becomes its future.
 
         Args:
             step: Step of the model, from 1.
             factors: Futures of numbers that the gradient is multiplied with.
         """
-        self.updated = self._work.compute(
-            partial(self._update_part, step),
-            self.reduced,
+        self.newest_part = self._work.compute(
+            partial(self._update_rank_part, step),
+            self.mean_part,
             list(factors),
             # These gathers still read this rank's part: the update must not write it before they have ended.
-            *self.unused,
+            *self.unused_gathers,
             name="update",
             role="update",
             moved_bytes=2 * sum(array.nbytes for array in self.weights.arrays()) + self.weights.flat.nbytes,
             stream="optimizer",
         )
-        self.sent = False
-        self.unused.clear()
+        self.is_sent = False
+        self.unused_gathers.clear()
 
-    def gather(self, *, behind_computes: bool = False) -> Future[Array]:
+    def gather_parameters(self, *, behind_computes: bool = False) -> Future[Array]:
         """Issue the gather of all parameters after the newest update; return a future of the flat parameters.
 
         Args:
             behind_computes: Whether the gather starts only when all computes that were issued so far on the default
                 compute stream have run.
         """
-        part = self.updated
+        part = self.newest_part
         if behind_computes:
             # A compute that changes nothing: it runs when all computes before it have run.
             run = self._work.compute(lambda: self.weights.flat[:], name="room")
@@ -181,7 +181,7 @@ class ScatteredBucket(Bucket):
             part = run
         return self._issue_gather(part)
 
-    def drop_gathered(self, parameters: Future[dict[str, Array]]) -> Future[None]:
+    def issue_end_of_gather(self, parameters: Future[dict[str, Array]]) -> Future[None]:
         """Return a future that is done when the gather of these parameters is, but does not keep them in memory."""
         return self._work.compute(do_nothing, parameters, name="room")
 
@@ -203,16 +203,16 @@ class ScatteredBucket(Bucket):
 
     def parameters_by_name(self, whole: Future[Array]) -> Future[dict[str, Array]]:
         """Issue a compute that returns gathered parameters by name, after all computes issued so far."""
-        return self._work.compute(self._name_parameters, whole, name="open")
+        return self._work.compute(self._gathered_views, whole, name="open")
 
-    def means(self) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
+    def means_and_slices(self) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
         """Yield the future of this rank's part of the mean, and a list of (parameter, slice of that part)."""
-        assert self.reduced is not None, "the step has sent it"
-        yield self.reduced, [(slot.name, place) for slot, place in self.weights.places()]
+        assert self.mean_part is not None, "the step has sent it"
+        yield self.mean_part, [(slot.name, place) for slot, place in self.weights.slots_in_part()]
 
     # -- on compute streams ----------------------------------------------------------------------------------------
 
-    def fill(self, flat: Array) -> Array:
+    def copy_first_parameters(self, flat: Array) -> Array:
         """Copy the initial parameters into this rank's memory, and return that memory.
 
         In a world without data (shapes only) nothing is copied.
@@ -220,7 +220,7 @@ class ScatteredBucket(Bucket):
         Args:
             flat: All parameters of the bucket; in stage 3 only this rank's part of them is copied.
         """
-        newest = self.newest
+        newest = self.newest_view
         if self._work.real:
             newest[:] = flat[self.weights.part] if self.whole is None else flat
         return newest
@@ -236,28 +236,21 @@ class ScatteredBucket(Bucket):
             kept[:] = part
         return kept
 
-    def _update_part(self, step: int, gradient: Array, factors: Sequence[float | None], *_: Array) -> Array:
+    def _update_rank_part(self, step: int, gradient: Array, factors: Sequence[float | None], *_: Array) -> Array:
         """Let the optimizer make a step on this rank's part of the parameters; return the part.
 
-        In a world without data nothing changes.
-
-        Args:
-            step: Step of the model, from 1.
-            gradient: This rank's part of the mean.
-            factors: Numbers that the gradient is multiplied with; None counts as 1.
-            _: Results of the gathers that had to end first; they are not used.
+        In a world without data nothing changes. Of the factors of the gradient, None counts as 1. The last arguments
+        are results of gathers that had to end first, and are not used.
         """
         flat = self.weights.flat[:]
         if self._work.real and flat.size:
             self._optimizer.update(flat, scale_gradient(gradient, factors), self.weights.state, step)
         return flat
 
-    def _name_parameters(self, whole: Array) -> dict[str, Array]:
+    def _gathered_views(self, whole: Array) -> dict[str, Array]:
         """Return the gathered parameters by name, read-only.
 
-        Args:
-            whole: The result of the gather. In stages 1 and 2 the views of `self.whole`, where the gather has written,
-                are returned instead.
+        In stages 1 and 2 the gather has written into `self.whole`: then the views of that are returned.
         """
         return self._read_only_views(whole) if self._views is None else self._views
 

@@ -21,13 +21,13 @@ from ...runtime.rank import Rank
 from ...state.files import CODES, OWN, FileFacts, SavedFile
 from ...state.saves import CHECKPOINTS, Saves
 from ...state.trees import pack_tree, unpack_tree
-from ...timeline.recording import call_site
+from ...timeline.recording import format_call_site
 from ...timeline.span import RoleName
 from ..memory_work import users_site
 from ..settings import check_count, check_is_rank, resolve_group
 from .names import Naming, describe_difference
 from .pieces import Cut, Shard, Tensors
-from .reader import Reader, merge
+from .reader import Reader, write_merged_file
 
 if TYPE_CHECKING:
     from ..tree import Site
@@ -158,7 +158,7 @@ class Checkpoints:
             UsageError: `model` is no model, or safetensors has no type for one of its dtypes.
         """
         site = users_site()
-        _check_savable(model)
+        _check_is_model(model)
         if unknown := sorted({dtype for dtype, _ in model.tensors().values()} - CODES.keys()):
             raise UsageError(f"model: safetensors has no type for {', '.join(unknown)}; convert them first")
         self._naming.check_cuts(model.tensors())
@@ -174,9 +174,9 @@ class Checkpoints:
             bytes_moved=2 * sum(array.nbytes for array in arrays.values()),
         )
         write = partial(
-            self._store.save, model.steps, copies, name="checkpoint", site=site, saved_at=call_site(*site),
-            merge=merge if self._whole else None,
-            pieces={name: piece.stored for name, piece in pieces.items()}, form={str(self._group.rank): form},
+            self._store.save, model.steps, copies, name="checkpoint", site=site, saved_at=format_call_site(*site),
+            merge=write_merged_file if self._whole else None,
+            pieces={name: piece.saved_piece for name, piece in pieces.items()}, form={str(self._group.rank): form},
             notes={self._part: dict(model.notes())}, extra=dict(extra or {}),
         )  # fmt: skip
         self._rank.state.writing[self._group.ranks] = self._rank.spawn(
@@ -212,19 +212,19 @@ class Checkpoints:
                 checkpoints exist and none can be read.
         """
         site = users_site()
-        _check_savable(model)
+        _check_is_model(model)
         if model.steps and model.steps == self._rank.epoch.step:  # under --survive, it goes on from memory
             return Restored(step=model.steps, ranks=self._group.size, exact=True)
         if model.steps:
             raise UsageError(f"model: it has made {model.steps} steps; restore one that has made none")
         await self.finish()
         await model.wait_updates()
-        newest = await self._store.newest(name="restore", site=site)
+        newest = await self._store.find_newest(name="restore", site=site)
         if newest is None:
             return None
         save, _, files = newest
-        facts, folder, reader = files[0].facts, self._store.saves.path(save), Reader(files)
-        await self._check_model(folder, reader.tensors, model.tensors(), site)
+        facts, folder, reader = files[0].facts, self._store.saves.folder_of(save), Reader(files)
+        await self._check_saved_tensors(folder, reader.tensors, model.tensors(), site)
         notes = {part: note for file in files for part, note in file.facts.notes.items()}
         # 1 if the checkpoint has as many ranks as now, and this rank has the blocks that it saved. The minimum is 1 if
         # that is so on all ranks.
@@ -237,23 +237,15 @@ class Checkpoints:
         difference = model.resume(save.step, part_notes, own)
         return self._report_restored(facts, difference, same=same)
 
-    async def _check_model(self, folder: Path, saved_tensors: Tensors, tensors: Tensors, site: Site) -> None:
+    async def _check_saved_tensors(self, folder: Path, saved_tensors: Tensors, tensors: Tensors, site: Site) -> None:
         """Refuse a checkpoint whose tensors are not those of the model; tensors without elements do not count.
 
-        With cuts this is collective: ranks exchange which tensors they have.
-
-        Args:
-            folder: Folder of the checkpoint, for the error.
-            saved_tensors: Dtype and shape of the checkpoint's tensors, by name.
-            tensors: Dtype and shape of the model's tensors on this rank, by the model's names.
-            site: Line of the program, for the timeline.
-
-        Raises:
-            UsageError: Naming the first difference.
+        `tensors` are those of this rank. With cuts this is collective: ranks exchange which tensors they have. Raises a
+        `UsageError` that names the first difference.
         """
         self._naming.check_cuts(tensors)
         saved = {name: (dtype, tuple(shape)) for name, (dtype, shape) in saved_tensors.items()}
-        expected = {name: form for name, form in self._naming.tensors(tensors).items() if prod(form[1])}
+        expected = {name: form for name, form in self._naming.whole_tensors(tensors).items() if prod(form[1])}
         if self._naming.digest:  # with cuts, other ranks have the other tensors
             parts = await self._group.all_gather_object(expected, stream=self._stream, name="restore", call_site=site)
             for part in parts:
@@ -268,27 +260,19 @@ class Checkpoints:
     def _read_pieces(self, reader: Reader, pieces: Sequence[Shard], files: Sequence[SavedFile]) -> Any:
         """Read pieces of the checkpoint into the model's memory. Blocks on the disk, so it runs in a thread.
 
-        Args:
-            reader: The checkpoint.
-            pieces: The pieces to fill, with the model's names.
-            files: The files that may have the state of this rank alone (`own_state`); empty if other ranks saved them.
-
-        Returns:
-            The `own_state` that this rank saved; None if there is none.
+        Returns the `own_state` that this rank has saved in one of `files`; None if there is none.
         """
         for piece in pieces:
-            reader.fill(self._naming.rename_piece(piece))
+            reader.read_piece(self._naming.rename_piece(piece))
         own = str(self._group.rank)
         mine = (file for file in files if own in file.facts.form)
-        return next((unpack_tree(file.facts.form[own], file.array) for file in mine), None)
+        return next((unpack_tree(file.facts.form[own], file.read_array) for file in mine), None)
 
     def _report_restored(self, facts: FileFacts, difference: str, *, same: bool) -> Restored:
         """Return the `Restored` of a checkpoint; if later bits will differ, the first rank prints the reasons.
 
-        Args:
-            facts: Facts of the checkpoint.
-            difference: What `model.resume` reports to differ from the saved model; empty if nothing does.
-            same: Whether as many ranks saved the checkpoint, and every rank has the blocks that it saved.
+        `difference` is the sentence of `model.resume`. With `same`, as many ranks as now have saved the checkpoint, and
+        each has the blocks that it saved.
         """
         ranks, now, reasons = facts.ranks, self._group.size, [difference] if difference else []
         if ranks != now:
@@ -305,7 +289,7 @@ class Checkpoints:
         return Restored(step=facts.step, ranks=ranks, exact=not why, why=why, extra=facts.extra)
 
 
-def _check_savable(model: object) -> None:
+def _check_is_model(model: object) -> None:
     """Refuse an object that is no model of `overlap.parallel`."""
     if not hasattr(model, "tensors"):
         raise UsageError(

@@ -58,7 +58,7 @@ class Naming:
         cut = self.find_cut(piece.tensor)
         return replace(piece, tensor=cut.name, cut=cut if cut.of > 1 else None)
 
-    def tensors(self, tensors: Tensors) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def whole_tensors(self, tensors: Tensors) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return dtype and shape of each whole tensor of which this rank has a block or all, by name in a checkpoint.
 
         Args:

@@ -44,7 +44,7 @@ class Shard:
         return f"{self.key}[{self.start}:{self.stop}]"
 
     @property
-    def stored(self) -> Piece:
+    def saved_piece(self) -> Piece:
         """Place of these elements in the tensor, in the form that the file saves."""
         return Piece(self.key, self.shape, self.start, self.stop, astuple(self.cut) if self.cut else None)
 
@@ -54,7 +54,7 @@ class Shard:
         return self.data.dtype
 
     @classmethod
-    def whole(cls, tensor: str, shape: tuple[int, ...], data: Array) -> Shard:
+    def of_whole_tensor(cls, tensor: str, shape: tuple[int, ...], data: Array) -> Shard:
         """Return the shard that has all elements of a tensor.
 
         Args:
@@ -64,7 +64,7 @@ class Shard:
         """
         return cls(tensor=tensor, shape=shape, start=0, stop=prod(shape), data=data)
 
-    def between(self, start: int, stop: int) -> Shard:
+    def part_between(self, start: int, stop: int) -> Shard:
         """Return the part of this piece that lies in `start` to `stop`, flat indices of the tensor; it may be empty."""
         first = min(max(start, self.start), self.stop)
         last = max(first, min(stop, self.stop))
@@ -90,7 +90,7 @@ def rename_tensor(tensor: str, weight: str) -> str:
     return state_name(tensor.split(":", 2)[1], weight) if tensor.startswith("optimizer:") else weight
 
 
-def share_pieces(pieces: Sequence[Shard], rank: int, ranks: int) -> list[Shard]:
+def pieces_of_rank(pieces: Sequence[Shard], rank: int, ranks: int) -> list[Shard]:
     """Return a rank's share of pieces that all ranks have: about equal bytes for each rank, and no element twice.
 
     Args:
@@ -106,7 +106,7 @@ def share_pieces(pieces: Sequence[Shard], rank: int, ranks: int) -> list[Shard]:
         # Share r begins at byte total * r // ranks of all pieces. An element belongs to the share that has its first
         # byte, so the quotients -(-bytes // size) round up.
         first, last = (-(-max(0, total * at // ranks - before) // size) for at in (rank, rank + 1))
-        part = piece.between(piece.start + first, piece.start + last)
+        part = piece.part_between(piece.start + first, piece.start + last)
         if part.stop > part.start:
             share.append(part)
     return share

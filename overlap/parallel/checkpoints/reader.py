@@ -50,7 +50,7 @@ class Reader:
         self._blocks: dict[str, dict[str, Cut]] = {}  # for each tensor that was saved in blocks: its blocks, by key
         for file in files:
             for entry, piece in file.facts.pieces.items():
-                form = self._stored.setdefault(piece.key, (file.dtype(entry), piece.shape))
+                form = self._stored.setdefault(piece.key, (file.dtype_name(entry), piece.shape))
                 self._pieces.setdefault(piece.key, []).append(_StoredPiece(piece.start, piece.stop, file, entry))
                 if piece.cut is None:
                     self.tensors[piece.key] = form
@@ -72,7 +72,7 @@ class Reader:
             "save them, or its file is of another save; copy that file there, or name the folder of another checkpoint"
         )
 
-    def fill(self, piece: Shard) -> None:
+    def read_piece(self, piece: Shard) -> None:
         """Read a piece into the memory `piece.data`.
 
         If the tensor was saved in other blocks than the piece is of, the whole tensor is read first.
@@ -83,50 +83,49 @@ class Reader:
         """
         # The tensor was saved whole, or in the same blocks as the piece is of.
         if piece.key in self._stored:
-            self._fill_stored(piece)
+            self._read_stored_piece(piece)
         else:
-            whole = self.whole(piece.tensor)
+            whole = self.read_whole_tensor(piece.tensor)
             block = whole if piece.cut is None else piece.cut.block(whole)
             piece.data[...] = block.reshape(-1)[piece.start : piece.stop]
 
-    def whole(self, name: str) -> Array:
+    def read_whole_tensor(self, name: str) -> Array:
         """Return a whole tensor in new memory, joined from the pieces or blocks in the files.
 
         Raises:
-            UsageError: As for `fill`.
+            UsageError: As for `read_piece`.
         """
         if name not in self._blocks:
-            return self._read_stored(name)
+            return self._read_stored_tensor(name)
         dtype, shape = self.tensors[name]
         # `left`: indices of the blocks that have not been read.
         array, left = np.empty(shape, dtype_of(dtype)), set(range(next(iter(self._blocks[name].values())).of))
         for key, cut in self._blocks[name].items():
-            cut.block(array)[...] = self._read_stored(key)
+            cut.block(array)[...] = self._read_stored_tensor(key)
             left.discard(cut.index)
         if left:
             raise self._missing_elements_error(len(left) * array.size // cut.of, name)
         return array
 
-    def _read_stored(self, key: str) -> Array:
+    def _read_stored_tensor(self, key: str) -> Array:
         """Return a tensor or block in new memory, as it was saved under `key`."""
         dtype, shape = self._stored[key]
         array = np.empty(shape, dtype_of(dtype))
-        self._fill_stored(Shard.whole(key, shape, array.reshape(-1)))
+        self._read_stored_piece(Shard.of_whole_tensor(key, shape, array.reshape(-1)))
         return array
 
-    def _fill_stored(self, piece: Shard) -> None:
+    def _read_stored_piece(self, piece: Shard) -> None:
         """Read a piece of a tensor that was saved under the piece's key; elements in several files are read once.
 
-        Raises:
-            UsageError: A file is not on this host.
+        Raises a `UsageError` if a file is not on this host.
         """
         offset = piece.start
         for stored in self._pieces[piece.key]:
             # Pieces in files may overlap: continue where the last one ended.
-            part = piece.between(max(offset, stored.start), stored.stop)
+            part = piece.part_between(max(offset, stored.start), stored.stop)
             if part.stop > part.start:
                 try:
-                    stored.file.read(stored.entry, part.start - stored.start, part.data)
+                    stored.file.read_into(stored.entry, part.start - stored.start, part.data)
                 except FileNotFoundError:
                     raise UsageError(
                         f"checkpoint: {stored.file.path} is on another host; copy it here, or name a folder that all "
@@ -135,7 +134,7 @@ class Reader:
                 offset = part.stop
 
 
-def merge(files: Sequence[SavedFile], path: Path) -> None:
+def write_merged_file(files: Sequence[SavedFile], path: Path) -> None:
     """Write one file in which each tensor of a checkpoint is whole, under the tensor's name.
 
     The file also gets the notes and own states of all ranks, and the other facts of the first file.
@@ -148,11 +147,11 @@ def merge(files: Sequence[SavedFile], path: Path) -> None:
         UsageError: Some elements are in no file, or a file is not on this host.
     """
     reader = Reader(files)
-    tensors = {name: reader.whole(name) for name in reader.tensors}
+    tensors = {name: reader.read_whole_tensor(name) for name in reader.tensors}
     pieces = {name: Piece(name, array.shape, 0, array.size) for name, array in tensors.items()}
     notes = {part: note for file in files for part, note in file.facts.notes.items()}
     # Own states of ranks: arrays whose names begin with OWN, and for each rank the tree that refers to its arrays.
-    state_arrays = {name: file.array(name) for file in files for name in file.names if name.startswith(OWN)}
+    state_arrays = {name: file.read_array(name) for file in files for name in file.names if name.startswith(OWN)}
     state_trees = {rank: tree for file in files for rank, tree in file.facts.form.items()}
     facts = msgspec.structs.replace(files[0].facts, pieces=pieces, notes=notes, form=state_trees)
     write_file(path, tensors | state_arrays, facts)

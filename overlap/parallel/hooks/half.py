@@ -15,11 +15,11 @@ from .operations import (
     Values,
     add_padding,
     check_floats,
-    mean,
+    largest_of_ranks,
     mean_of_pieces,
-    run_aside,
-    scale_for,
-    shared_largest,
+    mean_over_ranks,
+    power_of_two_scale,
+    run_on_hook_stream,
 )
 
 if TYPE_CHECKING:
@@ -53,14 +53,16 @@ def bfloat16(
         check_floats(bucket, "bfloat16")
         values, random = bucket.buffer, bucket.rng
         if rounding == "nearest":
-            sent = await run_aside(bucket, np.ndarray.astype, values, ml_dtypes.bfloat16, name="to bfloat16")
-            means = await mean(bucket, sent)
+            sent = await run_on_hook_stream(bucket, np.ndarray.astype, values, ml_dtypes.bfloat16, name="to bfloat16")
+            means = await mean_over_ranks(bucket, sent)
         else:
-            sent = await run_aside(
+            sent = await run_on_hook_stream(
                 bucket, lambda: add_padding(bucket, round_randomly(values, random)), name="to bfloat16"
             )
             means = await mean_of_pieces(bucket, sent, partial(_stochastic_mean, random=random))
-        return await run_aside(bucket, np.ndarray.astype, means[: values.size], values.dtype, name="from bfloat16")
+        return await run_on_hook_stream(
+            bucket, np.ndarray.astype, means[: values.size], values.dtype, name="from bfloat16"
+        )
 
     return hook
 
@@ -90,12 +92,7 @@ def round_randomly(values: Values, random: np.random.Generator) -> Values:
 
 
 def _stochastic_mean(pieces: Values, random: np.random.Generator) -> Values:
-    """Return the mean of the ranks' pieces, added in float32 and rounded at random to bfloat16.
-
-    Args:
-        pieces: (ranks, elements) bfloat16, one row from each rank.
-        random: Generator of the random numbers.
-    """
+    """Return the mean of (ranks, elements) pieces of bfloat16, added in float32 and rounded at random to bfloat16."""
     total: Floats = pieces[0].astype(np.float32)
     for piece in pieces[1:]:
         total += piece.astype(np.float32)
@@ -118,24 +115,21 @@ def float16() -> Callable[[GradientBucket], Awaitable[Values]]:
     async def hook(bucket: GradientBucket) -> Values:
         """Return the mean of a bucket that travels as float16 with one scale, in the bucket's dtype."""
         check_floats(bucket, "float16")
-        largest = await shared_largest(bucket)
-        sent = await run_aside(bucket, _scale_values, bucket.buffer, largest, name="to float16")
-        means = await mean(bucket, sent)
-        return await run_aside(bucket, _unscale_values, means, largest, bucket.buffer.dtype, name="from float16")
+        largest = await largest_of_ranks(bucket)
+        sent = await run_on_hook_stream(bucket, _scale_values, bucket.buffer, largest, name="to float16")
+        means = await mean_over_ranks(bucket, sent)
+        return await run_on_hook_stream(
+            bucket, _unscale_values, means, largest, bucket.buffer.dtype, name="from float16"
+        )
 
     return hook
 
 
 def _scale_values(values: Values, largest: Values) -> Values:
-    """Return the values as float16, scaled so that the largest value on any rank fits.
-
-    Args:
-        values: This rank's values.
-        largest: (1,) The largest magnitude on any rank.
-    """
-    return (values.astype(np.float32) * np.float32(scale_for(largest, _TOP))).astype(np.float16)
+    """Return the values as float16, scaled so that `largest`, (1,), the largest magnitude on any rank, fits."""
+    return (values.astype(np.float32) * np.float32(power_of_two_scale(largest, _TOP))).astype(np.float16)
 
 
 def _unscale_values(values: Values, largest: Values, dtype: np.dtype[np.generic]) -> Values:
-    """Return received values divided by their scale, in the bucket's dtype. Arguments: see `_scale_values`."""
-    return (values.astype(np.float32) * np.float32(1.0 / scale_for(largest, _TOP))).astype(dtype, copy=False)
+    """Return received values divided by their scale, in the bucket's dtype; see `_scale_values`."""
+    return (values.astype(np.float32) * np.float32(1.0 / power_of_two_scale(largest, _TOP))).astype(dtype, copy=False)

@@ -22,7 +22,9 @@ T = TypeVar("T")
 _STREAM = "hooks"
 
 
-async def run_aside(bucket: GradientBucket, fn: Callable[..., T], *args: object, passes: int = 2, name: str) -> T:
+async def run_on_hook_stream(
+    bucket: GradientBucket, fn: Callable[..., T], *args: object, passes: int = 2, name: str
+) -> T:
     """Run a function on the compute stream of hooks, in parallel to backward, and return its result.
 
     Arrays among the arguments are read-only while it runs. Pass values, not futures: the hooks of all buckets of a rank
@@ -36,13 +38,13 @@ async def run_aside(bucket: GradientBucket, fn: Callable[..., T], *args: object,
         name: Name for the timeline.
     """
 
-    def quietly(*args: object) -> T:
+    def call_without_warnings(*args: object) -> T:
         """Call the function without numpy's warnings."""
         with np.errstate(all="ignore"):  # an infinite gradient is the program's business, not a warning of ours
             return fn(*args)
 
     return await bucket.rank.compute(
-        quietly,
+        call_without_warnings,
         *args,
         name=RoleName(name, "library"),
         bytes_moved=passes * bucket.buffer.nbytes,
@@ -97,13 +99,13 @@ async def mean_of_pieces(bucket: GradientBucket, narrowed: Values, add: Callable
         narrowed, counts=table, priority=priority, name=RoleName("pieces", "bucket"), call_site=bucket.place
     )
     shape = group.size, len(narrowed) // group.size if counts is None else counts[group.rank]
-    mean = await run_aside(bucket, lambda: add(pieces.reshape(shape)), name="add pieces")
+    mean = await run_on_hook_stream(bucket, lambda: add(pieces.reshape(shape)), name="add pieces")
     if counts is not None:
         return mean
     return await group.all_gather(mean, priority=priority, name=RoleName("means", "bucket"), call_site=bucket.place)
 
 
-async def mean(bucket: GradientBucket, narrowed: Values) -> Values:
+async def mean_over_ranks(bucket: GradientBucket, narrowed: Values) -> Values:
     """Return the mean of the values of all ranks, or, if the bucket has `counts`, this rank's part of it.
 
     Narrow types are added in float32.
@@ -124,15 +126,15 @@ async def mean(bucket: GradientBucket, narrowed: Values) -> Values:
 _POWERS = 126  # float32 has 2**126 and 2**-126 among its normal numbers
 
 
-async def shared_largest(bucket: GradientBucket) -> Values:
+async def largest_of_ranks(bucket: GradientBucket) -> Values:
     """Return the largest magnitude in the bucket on any rank, (1,) float64. Cost: one collective of 8 bytes."""
-    largest = await run_aside(bucket, _largest_magnitude, bucket.buffer, passes=1, name="largest")
+    largest = await run_on_hook_stream(bucket, _largest_magnitude, bucket.buffer, passes=1, name="largest")
     return await bucket.group.all_reduce(
         largest, op="max", priority=bucket.priority, name=RoleName("largest of all", "bucket"), call_site=bucket.place
     )
 
 
-def scale_for(largest: Values, top: float) -> float:
+def power_of_two_scale(largest: Values, top: float) -> float:
     """Return the power of two that scales `largest` to more than half of `top`, and to at most `top`.
 
     Values can be multiplied with it without rounding. It is 1.0 if `largest` is 0, infinite or NaN.

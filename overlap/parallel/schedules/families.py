@@ -36,7 +36,9 @@ def one_f_one_b(ranks: int, microbatches: int) -> PipelineSchedule:
     Idle: (p-1)(F+B), as GPipe. Rank r holds the activations of min(m, p-r) microbatches.
     """
     _check_counts(ranks=ranks, microbatches=microbatches)
-    rows = [[Action(r, kind, i) for kind, i in _alternate(ranks - 1 - r, microbatches, B)] for r in range(ranks)]
+    rows = [
+        [Action(r, kind, i) for kind, i in _alternating_actions(ranks - 1 - r, microbatches, B)] for r in range(ranks)
+    ]
     return PipelineSchedule("1f1b", rows)
 
 
@@ -89,16 +91,10 @@ def interleaved_1f1b(ranks: int, microbatches: int, chunks: int = 2) -> Pipeline
     return PipelineSchedule("interleaved-1f1b", rows)
 
 
-def _alternate(warm_up: int, microbatches: int, backward: ActionKind) -> Iterator[tuple[ActionKind, int]]:
-    """Yield `warm_up` forwards, then one forward and one backward in turn, then the remaining backwards.
+def _alternating_actions(warm_up: int, microbatches: int, backward: ActionKind) -> Iterator[tuple[ActionKind, int]]:
+    """Yield `warm_up` forwards, then one forward and one backward (B or I) in turn, then the remaining backwards.
 
-    Args:
-        warm_up: Forwards before the alternation begins; fewer if there are fewer microbatches.
-        microbatches: Number of microbatches.
-        backward: Kind of the backward actions: B or I.
-
-    Yields:
-        Kind and microbatch of each action.
+    Each is a pair of kind and microbatch. With fewer microbatches there are fewer forwards at the start.
     """
     ahead = min(microbatches, warm_up)
     yield from ((F, i) for i in range(ahead))
@@ -111,13 +107,9 @@ def _alternate(warm_up: int, microbatches: int, backward: ActionKind) -> Iterato
 def _zero_bubble_row(rank: int, ahead: int, lag: int, microbatches: int) -> Iterator[Action]:
     """Yield a rank's actions: 1F1B with I in the place of B, and after I of microbatch i the W of microbatch i - `lag`.
 
-    Args:
-        rank: The rank, which is also its stage.
-        ahead: Forwards before the alternation of F and I begins.
-        lag: Number of microbatches by which W is behind I.
-        microbatches: Number of microbatches.
+    The rank's number is its stage. The alternation of F and I begins after `ahead` forwards.
     """
-    for kind, i in _alternate(ahead, microbatches, I):
+    for kind, i in _alternating_actions(ahead, microbatches, I):
         yield Action(rank, kind, i)
         if kind is I and i >= lag:
             yield Action(rank, W, i - lag)
@@ -125,30 +117,25 @@ def _zero_bubble_row(rank: int, ahead: int, lag: int, microbatches: int) -> Iter
 
 
 def _interleaved_row(rank: int, ranks: int, microbatches: int, chunks: int, size: int) -> Iterator[Action]:
-    """Yield a rank's actions: 1F1B over its chunks, in rounds of `size` microbatches.
+    """Yield a rank's actions: 1F1B over its `chunks` stages, in rounds of `size` microbatches.
 
-    Args:
-        rank: The rank.
-        ranks: Ranks of the pipeline.
-        microbatches: Number of microbatches, a multiple of `size`.
-        chunks: Stages on each rank.
-        size: Microbatches that pass one chunk before the next chunk has its turn.
+    `size`, a divisor of `microbatches`, is the number of those that pass one chunk before the next chunk has its turn.
     """
     total = microbatches * chunks
     # Forwards before the alternation: those of all chunks but the last, and two for each rank after this one.
     ahead = min((chunks - 1) * size + 2 * (ranks - 1 - rank), total)
 
-    def nth(kind: ActionKind, n: int) -> Action:
+    def nth_action(kind: ActionKind, n: int) -> Action:
         """Return the n-th action of a kind: `size` microbatches on each chunk in turn; B starts with the last chunk."""
         chunk = n // size % chunks
         microbatch = n // (size * chunks) * size + n % size
         return Action(rank + ranks * (chunk if kind is F else chunks - 1 - chunk), kind, microbatch)
 
-    yield from (nth(F, n) for n in range(ahead))
+    yield from (nth_action(F, n) for n in range(ahead))
     for n in range(total):
         if n + ahead < total:
-            yield nth(F, n + ahead)
-        yield nth(B, n)
+            yield nth_action(F, n + ahead)
+        yield nth_action(B, n)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,21 +149,21 @@ class Family:
     chunks: int | None = 1  # Stages on each rank; None: any number
 
 
-def _takes_equal_times(t: Durations) -> bool:
+def _has_equal_durations(t: Durations) -> bool:
     """Whether F, I and W take as long as each other, which some formulas of idle time need."""
     return t.forward == t.input_gradient == t.weight_gradient
 
 
-def _fill_and_drain(p: int, m: int, t: Durations) -> int:
+def _fill_and_drain_time(p: int, m: int, t: Durations) -> int:
     """Return the idle time while a pipeline of p ranks fills and drains: (p-1)(F+B)."""
     return (p - 1) * (t.of(F) + t.of(B))
 
 
 FAMILIES = {
-    "gpipe": Family(make=lambda p, m, v: gpipe(p, m), bubble=_fill_and_drain),
-    "1f1b": Family(make=lambda p, m, v: one_f_one_b(p, m), bubble=_fill_and_drain),
+    "gpipe": Family(make=lambda p, m, v: gpipe(p, m), bubble=_fill_and_drain_time),
+    "1f1b": Family(make=lambda p, m, v: one_f_one_b(p, m), bubble=_fill_and_drain_time),
     "interleaved-1f1b": Family(
-        make=interleaved_1f1b, chunks=None, bubble=lambda p, m, t: _fill_and_drain(p, m, t) if m >= p else None
+        make=interleaved_1f1b, chunks=None, bubble=lambda p, m, t: _fill_and_drain_time(p, m, t) if m >= p else None
     ),
     "zb-h1": Family(
         make=lambda p, m, v: zb_h1(p, m),
@@ -191,12 +178,12 @@ FAMILIES = {
     "zb-v": Family(
         make=lambda p, m, v: zb_v(p, m),
         chunks=2,
-        bubble=lambda p, m, t: (p - 1) * t.of(F) if m >= 2 * p - 1 and _takes_equal_times(t) else None,
+        bubble=lambda p, m, t: (p - 1) * t.of(F) if m >= 2 * p - 1 and _has_equal_durations(t) else None,
     ),
     "dualpipe-v": Family(
         make=lambda p, m, v: dualpipe_v(p, m),
         chunks=2,
-        bubble=lambda p, m, t: (p - 1) * t.of(F) if _takes_equal_times(t) else None,
+        bubble=lambda p, m, t: (p - 1) * t.of(F) if _has_equal_durations(t) else None,
     ),
 }
 """All published schedules of this package, by name."""

@@ -62,21 +62,21 @@ class _FoldedRow:
         self._counts: dict[tuple[int, ActionKind], int] = {}  # actions so far, by stage and kind
         self._delayed: deque[Action] = deque()  # weight gradients of split backwards
 
-    def add_next(self, stage: int, *kinds: ActionKind) -> None:
+    def add_next_actions(self, stage: int, *kinds: ActionKind) -> None:
         """Append the action of the next microbatch, of each kind, at a stage; after the last microbatch, only count."""
         for kind in kinds:
-            number = self.count(stage, kind)
+            number = self.action_count(stage, kind)
             self._counts[stage, kind] = number + 1
             if number < self._microbatches:
                 self.actions.append(Action(stage, kind, number))
 
-    def count(self, stage: int, kind: ActionKind) -> int:
+    def action_count(self, stage: int, kind: ActionKind) -> int:
         """Return the number of actions of a kind at a stage so far, including those after the last microbatch."""
         return self._counts.get((stage, kind), 0)
 
     def add_backward(self, stage: int, *, split: bool) -> None:
         """Append the next backward of a stage: B, or with `split` I; `add_weight_gradients` appends its W later."""
-        number = self.count(stage, B)
+        number = self.action_count(stage, B)
         self._counts[stage, B] = number + 1
         self.actions.append(Action(stage, I if split else B, number))
         if split:
@@ -95,50 +95,50 @@ def _zb_v_row(rank: int, ranks: int, microbatches: int) -> list[Action]:
     row, forwards = _FoldedRow(rank, ranks, microbatches), max(microbatches, 2 * ranks - 1)
     down, up, remaining_ranks = row.down, row.up, ranks - rank
     # Forwards until the first microbatch has come down and up to this rank, then both stages in turn.
-    row.add_next(down, *[F] * (2 * remaining_ranks - 1))
+    row.add_next_actions(down, *[F] * (2 * remaining_ranks - 1))
     for _ in range(rank):
-        row.add_next(up, F)
-        row.add_next(down, F)
+        row.add_next_actions(up, F)
+        row.add_next_actions(down, F)
     for _ in range(remaining_ranks):
-        row.add_next(up, F, I, W)
+        row.add_next_actions(up, F, I, W)
     # The steady state: one forward and one backward of either stage, as long as there are forwards.
-    while min(row.count(down, F), row.count(up, F)) < forwards:
-        row.add_next(down, *[F] * (row.count(down, F) < forwards), I, W)
-        row.add_next(up, F, I, W)
+    while min(row.action_count(down, F), row.action_count(up, F)) < forwards:
+        row.add_next_actions(down, *[F] * (row.action_count(down, F) < forwards), I, W)
+        row.add_next_actions(up, F, I, W)
     for _ in range(rank):
-        row.add_next(down, I)
-        row.add_next(up, I)
+        row.add_next_actions(down, I)
+        row.add_next_actions(up, I)
     for _ in range(remaining_ranks):
-        row.add_next(down, I, W)
+        row.add_next_actions(down, I, W)
     # The remaining weight gradients, for which no other action waits.
-    row.add_next(up, *[W] * (forwards - row.count(up, W)))
-    row.add_next(down, *[W] * (forwards - row.count(down, W)))
+    row.add_next_actions(up, *[W] * (forwards - row.action_count(up, W)))
+    row.add_next_actions(down, *[W] * (forwards - row.action_count(down, W)))
     return row.actions
 
 
 def _dualpipe_v_row(rank: int, ranks: int, microbatches: int) -> list[Action]:
     """Return a rank's row of DualPipe-V, in the eight phases of deepseek-ai/DualPipe (dualpipev.py).
 
-    Each loop below, and each call outside of loops, is one phase. There must be at least 2 * ranks microbatches.
+    Each loop, and each call outside of loops, is one phase. There must be at least 2 * ranks microbatches.
     """
     row, ranks_below, turn = _FoldedRow(rank, ranks, microbatches), ranks - rank - 1, rank + 1
     down, up = row.down, row.up
-    row.add_next(down, *[F] * (2 * ranks_below))
+    row.add_next_actions(down, *[F] * (2 * ranks_below))
     for _ in range(turn):
-        row.add_next(down, F)
-        row.add_next(up, F)
+        row.add_next_actions(down, F)
+        row.add_next_actions(up, F)
     for _ in range(ranks_below):
         row.add_backward(up, split=True)
         row.add_weight_gradients()
-        row.add_next(up, F)
+        row.add_next_actions(up, F)
     for _ in range(microbatches - 2 * ranks + turn):
-        row.add_next(down, F)
+        row.add_next_actions(down, F)
         row.add_backward(up, split=False)
-        row.add_next(up, F)
+        row.add_next_actions(up, F)
         row.add_backward(down, split=False)
     for _ in range(ranks_below):
         row.add_backward(up, split=False)
-        row.add_next(up, F)
+        row.add_next_actions(up, F)
         row.add_backward(down, split=False)
     for number in range(2 * turn):  # backwards of both stages in turn; in the second half W is delayed
         row.add_backward(down if number % 2 else up, split=number >= turn)

@@ -10,7 +10,7 @@ from .action import Action, ActionKind, Rows
 from .timing import Durations, replay_starts
 
 
-def prove(name: str, rows: Rows) -> tuple[int, int, tuple[int, ...]]:
+def prove_schedule(name: str, rows: Rows) -> tuple[int, int, tuple[int, ...]]:
     """Prove a schedule; return (number of stages, number of microbatches, rank of every stage).
 
     Each stage must belong to one rank. Each stage and microbatch must have one F, and either one B, or one I and one W.
@@ -26,19 +26,19 @@ def prove(name: str, rows: Rows) -> tuple[int, int, tuple[int, ...]]:
     owners = _find_owners(name, rows)
     stages, microbatches = len(owners), 1 + max(action.microbatch for row in rows for action in row)
     _prove_complete(name, rows, owners, microbatches)
-    _prove_end(name, rows, owners)
+    _prove_termination(name, rows, owners)
     return stages, microbatches, owners
 
 
-def peak_live(rows: Rows) -> tuple[int, ...]:
+def peak_activations(rows: Rows) -> tuple[int, ...]:
     """Return, for each rank, the most activations that it holds at once: those of one stage and microbatch count as 1.
 
     Activations are held from F to B or W.
     """
-    return tuple(_count_peak_live(row) for row in rows)
+    return tuple(_count_peak_activations(row) for row in rows)
 
 
-def _count_peak_live(row: Sequence[Action]) -> int:
+def _count_peak_activations(row: Sequence[Action]) -> int:
     """Return the most activations that a rank holds at once, in the order of its row."""
     live = most = 0
     for action in row:
@@ -55,32 +55,25 @@ def _find_owners(name: str, rows: Rows) -> tuple[int, ...]:
         for step, action in enumerate(row):
             owner = owners.setdefault(action.stage, rank)
             if owner != rank:
-                raise _schedule_error(name, rows, f"stage {action.stage} is rank {owner}'s already", rank, step)
+                raise _schedule_error(name, rows, f"rank {owner} has stage {action.stage}; leave it to one", rank, step)
     if not owners:
-        raise _schedule_error(name, rows, "nothing is to be done")
+        raise _schedule_error(name, rows, "no rank has an action; give each rank some")
     for stage in range(max(owners) + 1):
         if stage not in owners:
-            raise _schedule_error(name, rows, f"no rank has stage {stage}")
+            raise _schedule_error(name, rows, f"no rank has stage {stage}; give its actions to one")
     return tuple(owners[stage] for stage in range(len(owners)))
 
 
 def _prove_complete(name: str, rows: Rows, owners: tuple[int, ...], microbatches: int) -> None:
     """Refuse rows unless every microbatch has, at each stage, F and B, or F, I and W, each of them once.
 
-    Args:
-        name: Name of the schedule, for the error.
-        rows: The actions of every rank.
-        owners: The rank of every stage.
-        microbatches: Number of microbatches.
-
-    Raises:
-        ScheduleError: With the rows, and the first action that is missing or repeated.
+    The `ScheduleError` marks the first action that is missing or repeated.
     """
     counts = Counter(action for row in rows for action in row)
     for rank, row in enumerate(rows):
         for step, action in enumerate(row):
             if counts[action] > 1 and action in row[:step]:
-                raise _schedule_error(name, rows, f"{action} is there twice", rank, step)
+                raise _schedule_error(name, rows, f"{action} is there twice; leave out one", rank, step)
     for stage, rank in enumerate(owners):
         for i in range(microbatches):
             kinds = "".join(kind for kind in ActionKind if Action(stage, kind, i) in counts)
@@ -89,7 +82,7 @@ def _prove_complete(name: str, rows: Rows, owners: tuple[int, ...], microbatches
                 raise _schedule_error(name, rows, f"stage {stage} {count}; it takes F and B, or F, I and W", rank)
 
 
-def _prove_end(name: str, rows: Rows, owners: tuple[int, ...]) -> None:
+def _prove_termination(name: str, rows: Rows, owners: tuple[int, ...]) -> None:
     """Replay the rows; refuse them if ranks wait for each other forever. The error names each waiting rank."""
     starts = replay_starts(rows, owners, Durations())
     # By rank, the index of the first action that never starts: steps go backwards, so the first one is written last.
@@ -101,18 +94,13 @@ def _prove_end(name: str, rows: Rows, owners: tuple[int, ...]) -> None:
             missing = next(e for e in action.needs(len(owners) - 1) if not any(each in starts for each in e))
             waits.append(f"rank {rank} waits in {action} for {' or '.join(map(str, missing))}")
         rank, step = next(iter(stuck.items()))
-        raise _schedule_error(name, rows, f"it never ends: {', '.join(waits)}", rank, step)
+        raise _schedule_error(name, rows, f"it never ends: {', '.join(waits)}; reorder them", rank, step)
 
 
 def _schedule_error(name: str, rows: Rows, why: str, rank: int | None = None, step: int | None = None) -> ScheduleError:
     """Return the error: its message has all rows, with the action of `rank` and `step` marked by >> <<.
 
-    Args:
-        name: Name of the schedule.
-        rows: The actions of every rank.
-        why: The fault, in words.
-        rank: Rank at fault; None: no single rank is.
-        step: Index of the marked action in the row of the rank; None: no action is marked.
+    `rank` is None if no single rank is at fault, and `step` if no action is marked.
     """
     lines = [f"schedule {name!r}: {why}"]
     for number, row in enumerate(rows):

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from ...errors import UsageError
 from .action import Action, ActionKind
-from .proof import peak_live, prove
-from .timing import Durations, Timing, replay, time_grid
+from .proof import peak_activations, prove_schedule
+from .timing import Durations, Timing, draw_time_grid, replay_timing
 
 
 class PipelineSchedule:
@@ -42,8 +42,8 @@ class PipelineSchedule:
         self.name = name
         self.rows: tuple[tuple[Action, ...], ...] = tuple(tuple(row) for row in rows)
         self.ranks: int = len(self.rows)
-        self.stages, self.microbatches, self.owners = prove(name, self.rows)
-        self.peak_live: tuple[int, ...] = peak_live(self.rows)
+        self.stages, self.microbatches, self.owners = prove_schedule(name, self.rows)
+        self.peak_live: tuple[int, ...] = peak_activations(self.rows)
 
     def __repr__(self) -> str:
         return (
@@ -79,17 +79,17 @@ class PipelineSchedule:
 
     def timing(self, durations: Durations | None = None) -> Timing:
         """Return when each action runs, and how long ranks are busy; F, I and W take one unit of time by default."""
-        return replay(self.rows, self.owners, durations or Durations())
+        return replay_timing(self.rows, self.owners, durations or Durations())
 
     def grid(self, durations: Durations | None = None, *, width: int | None = None) -> list[str]:
-        """Return the lines of a drawing: a row for each rank, a column for each unit of time; see `timing.time_grid`.
+        """Return the lines of a drawing: a row for each rank, a column for each unit of time; see `draw_time_grid`.
 
         Args:
             durations: Durations of actions; F, I and W take one unit by default.
             width: Characters in a line: a longer grid continues in further blocks below. None: one block.
         """
         durations = durations or Durations()
-        return time_grid(self.rows, self.timing(durations), durations, width=width)
+        return draw_time_grid(self.rows, self.timing(durations), durations, width=width)
 
     def text(self) -> str:
         """Return the text form that PyTorch reads and writes: a line for each rank, with its actions between commas."""

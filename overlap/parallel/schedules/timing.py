@@ -40,7 +40,7 @@ class Timing:
         return tuple(self.makespan - busy for busy in self.busy)
 
 
-def replay(rows: Rows, owners: tuple[int, ...], durations: Durations) -> Timing:
+def replay_timing(rows: Rows, owners: tuple[int, ...], durations: Durations) -> Timing:
     """Return the times of a proved schedule: each rank runs its actions in order, each as soon as its inputs are there.
 
     Args:
@@ -57,7 +57,7 @@ def replay(rows: Rows, owners: tuple[int, ...], durations: Durations) -> Timing:
 def replay_starts(rows: Rows, owners: tuple[int, ...], durations: Durations) -> dict[Action, int]:
     """Return the start of each action; actions that would wait forever are missing.
 
-    Arguments: see `replay`; the rows need not be proved.
+    Arguments: see `replay_timing`; the rows need not be proved.
     """
     starts: dict[Action, int] = {}
     ends: dict[Action, int] = {}
@@ -75,14 +75,9 @@ def replay_starts(rows: Rows, owners: tuple[int, ...], durations: Durations) -> 
 
 
 def _ready_time(action: Action, rank: int, ends: dict[Action, int], owners: tuple[int, ...], hop: int) -> int | None:
-    """Return when all inputs of an action are on its rank; None if an action that it needs has not run yet.
+    """Return when all inputs of an action are on its rank; None if an action that it needs is not in `ends`.
 
-    Args:
-        action: The action.
-        rank: Its rank.
-        ends: Ends of the actions that have run.
-        owners: The rank of every stage.
-        hop: Duration of a message to another rank.
+    A message to another rank takes `hop`.
     """
     ready = 0
     for either in action.needs(len(owners) - 1):  # alternatives, one of which must have run
@@ -93,7 +88,7 @@ def _ready_time(action: Action, rank: int, ends: dict[Action, int], owners: tupl
     return ready
 
 
-def time_grid(rows: Rows, timing: Timing, durations: Durations, *, width: int | None = None) -> list[str]:
+def draw_time_grid(rows: Rows, timing: Timing, durations: Durations, *, width: int | None = None) -> list[str]:
     """Return the lines of the grid, a column for each unit of time.
 
     `F3` is the forward of microbatch 3; if ranks have several stages, `2F3` is that at stage 2. `--` continues the
@@ -121,13 +116,9 @@ def time_grid(rows: Rows, timing: Timing, durations: Durations, *, width: int | 
 
 
 def _draw_row(row: Sequence[Action], timing: Timing, durations: Durations, *, plain: bool) -> list[str]:
-    """Return the cells of a rank's row, one for each unit of time.
+    """Return the cells of a rank's row, one for each unit of time; actions that take no time are not drawn.
 
-    Args:
-        row: The actions of the rank.
-        timing: Times of the actions.
-        durations: Durations of the actions; an action that takes no time is not drawn.
-        plain: Whether cells leave out the stage, because each rank has only one.
+    With `plain`, cells leave out the stage, because each rank has only one.
     """
     cells = ["."] * timing.makespan
     for action in row:

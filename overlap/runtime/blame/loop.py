@@ -28,10 +28,10 @@ from typing import NamedTuple, TypeAlias
 import trio
 from trio.lowlevel import Task
 
-from ...diagnostics import is_installed, is_of_tasks, is_ours, program_point
-from ...kernel_facts import queued_ns
-from ...threads import read_frames, start_thread, without_collector
-from ...timeline.recording import call_site
+from ...diagnostics import innermost_program_point, is_installed, is_of_tasks, is_ours
+from ...kernel_facts import processor_wait_ns
+from ...threads import read_frames, start_thread, without_garbage_collector
+from ...timeline.recording import format_call_site
 from ..future import Future
 from ..trio_private import joins_children
 
@@ -85,14 +85,14 @@ class LoopTurn(trio.abc.Instrument):
         """Record the ranks that kept the loop in this turn, and report that it is free again."""
         samples, self.samples = self.samples, []
         reported, self.reported = self.reported, {}
-        for busy, end_ns in _stretches(samples, perf_counter_ns()):
+        for busy, end_ns in _busy_stretches(samples, perf_counter_ns()):
             self._record(busy, end_ns)
         for busy in reported.values():
             self._report_free(busy)
 
-    def longest(self, now_ns: int) -> tuple[BusyLoop, int] | None:
+    def longest_busy_rank(self, now_ns: int) -> tuple[BusyLoop, int] | None:
         """Return the rank that has kept the loop longest in this turn, and for how many ns; None without samples."""
-        times = [(busy, end_ns - busy.since_ns) for busy, end_ns in _stretches(list(self.samples), now_ns)]
+        times = [(busy, end_ns - busy.since_ns) for busy, end_ns in _busy_stretches(list(self.samples), now_ns)]
         return max(times, key=lambda entry: entry[1], default=None)
 
     def after_io_wait(self, timeout: float) -> None:
@@ -100,15 +100,11 @@ class LoopTurn(trio.abc.Instrument):
         self.began_ns = perf_counter_ns()
 
 
-def _stretches(samples: Sequence[BusyLoop], now_ns: int) -> Iterator[tuple[BusyLoop, int]]:
-    """Join successive samples of one rank, and yield for each such stretch the rank and the end of the stretch in ns.
+def _busy_stretches(samples: Sequence[BusyLoop], now_ns: int) -> Iterator[tuple[BusyLoop, int]]:
+    """Join successive samples of one rank of a turn; yield for each stretch the rank and the end of the stretch in ns.
 
     A stretch has the rank's most frequent line, begins with its first sample, and ends with the next rank's first one.
     Samples of ranks 0, 0, 1 at 10, 15 and 20 ns give rank 0 from 10 to 20, and rank 1 from 20 to `now_ns`.
-
-    Args:
-        samples: The samples of one turn, in order.
-        now_ns: End of the last stretch.
     """
     for rank, group in groupby(samples, key=lambda busy: busy.rank):
         own = list(group)
@@ -118,7 +114,7 @@ def _stretches(samples: Sequence[BusyLoop], now_ns: int) -> Iterator[tuple[BusyL
         yield BusyLoop(rank=rank, place=place, since_ns=own[0].since_ns), next(later, now_ns)
 
 
-class _Check(NamedTuple):
+class _FirstCheck(NamedTuple):
     """First check of a turn that seems long."""
 
     began_ns: int = 0  # Start of the turn
@@ -170,8 +166,8 @@ class LoopWatch:
         self._sample_s = _SAMPLE_S if runs_programs else _PERIOD_S
         self._tasks, self._report = tasks, report
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="overlap loop watch", daemon=True)
-        self._first_check = _Check()
+        self._thread = threading.Thread(target=self._watch_loop, name="overlap loop watch", daemon=True)
+        self._first_check = _FirstCheck()
         self._limits_s: dict[str, float] = {}  # by reported line: time for which it may keep the loop before the next
         self._turn = LoopTurn(record, report_free)
         self._first_sample = _FirstSample()
@@ -187,7 +183,7 @@ class LoopWatch:
         trio.lowlevel.remove_instrument(self._turn)
         self._turn.flush()
 
-    def _run(self) -> None:
+    def _watch_loop(self) -> None:
         """Sample the loop, report long turns, and have the loop call `look`. The thread of the watch runs this."""
         period_s = min(_PERIOD_S, self._look_s)
         due_ns = looked_ns = perf_counter_ns()
@@ -195,7 +191,7 @@ class LoopWatch:
         with suppress(trio.RunFinishedError):
             while not self._ended.wait(wait_s):
                 now_ns = perf_counter_ns()
-                wait_s = _LONG_S if self._sample(now_ns) else usual_s
+                wait_s = _LONG_S if self._take_sample(now_ns) else usual_s
                 if now_ns - due_ns >= 1e9 * period_s:
                     late = now_ns - due_ns > 2e9 * period_s
                     due_ns = now_ns
@@ -204,28 +200,21 @@ class LoopWatch:
                         looked_ns = now_ns
                         self._token.run_sync_soon(self._look, idempotent=True)
 
-    def _sample(self, now_ns: int) -> bool:
-        """Take a sample if the present turn seems long. Return whether to take the next one soon.
-
-        The thread of the watch calls this.
-        """
+    def _take_sample(self, now_ns: int) -> bool:
+        """In the watch's thread, sample a turn that seems long. Return whether to take the next sample soon."""
         began_ns = self._turn.began_ns
         if not began_ns or now_ns - began_ns < _LONG_S * 1e9:
             return False
-        busy = self._find_running_rank(working_for=False)
+        busy = self._find_running_rank(counts_our_work=False)
         if busy is not None:
             self._add_sample(busy, began_ns, now_ns)
         return now_ns - began_ns < _LOOKS_S * 1e9
 
     def _add_sample(self, busy: BusyLoop, began_ns: int, now_ns: int) -> None:
-        """Add a sample to the present turn if the turn is long; remember the first sample of a rank for comparison.
+        """Add a sample to the present turn if it is long; remember the first sample of a rank for comparison.
 
-        A turn is long once a second sample finds the same rank, and that rank was busy in between.
-
-        Args:
-            busy: The rank that runs now, and its line.
-            began_ns: Start of the turn in which the rank was found. If that turn has ended, nothing is added.
-            now_ns: Instant of the sample.
+        A turn is long once a second sample finds the same rank, and that rank was busy in between. If the turn that
+        began at `began_ns` has ended, nothing is added.
         """
         turn = self._turn
         # the turn is known to be long: each sample counts
@@ -233,7 +222,7 @@ class LoopWatch:
             if began_ns == turn.began_ns:
                 turn.samples.append(BusyLoop(rank=busy.rank, place=busy.place, since_ns=now_ns))
             return
-        waited_ns, ran_ns = queued_ns(self._native_thread), processor_ns(self._loop_thread)
+        waited_ns, ran_ns = processor_wait_ns(self._native_thread), processor_ns(self._loop_thread)
         first = self._first_sample
         is_new_turn, is_new_rank = first.began_ns != began_ns, first.rank != busy.rank
         # the first sample that finds this rank: the rank has run since the start of the turn, or since another rank
@@ -251,24 +240,20 @@ class LoopWatch:
     def _report_long_turn(self, now_ns: int, *, late: bool) -> None:
         """Report the rank that keeps the loop if the present turn has lasted for `BUSY_S` since its first check.
 
-        A turn is the time from one scheduling of tasks by the loop to the next.
-
-        Args:
-            now_ns: The present instant.
-            late: Whether this check comes much later than it should: the machine may be to blame then, so that a turn
-                without a report counts as if it began now.
+        A turn is the time from one scheduling of tasks to the next. If this check is `late`, the machine may be to
+        blame, so that a turn without a report counts as if it began now.
         """
         turn, first = self._turn, self._first_check
         is_new_turn = turn.began_ns != first.began_ns
         if is_new_turn or (late and not turn.reported):
-            self._first_check = _Check(turn.began_ns, now_ns, queued_ns(self._native_thread))
+            self._first_check = _FirstCheck(turn.began_ns, now_ns, processor_wait_ns(self._native_thread))
             return
         busy_ns, no_turn_yet = now_ns - first.now_ns, not first.began_ns
         if no_turn_yet or busy_ns < BUSY_S * 1e9:
             return
         if not turn.reported:
             # on a crowded machine the loop may wait for a processor for seconds: that time does not count
-            ran_ns = busy_ns - (queued_ns(self._native_thread) - first.queued_ns)
+            ran_ns = busy_ns - (processor_wait_ns(self._native_thread) - first.queued_ns)
             if ran_ns < BUSY_S * 1e9:
                 return
         self._report_busiest(now_ns, busy_ns)
@@ -277,12 +262,9 @@ class LoopWatch:
         """Report the rank that has kept the loop longest in this turn; without samples, the rank that runs now.
 
         After each report of a line, the time that the line may keep the loop before the next becomes ten times as long.
-
-        Args:
-            now_ns: The present instant.
-            busy_ns: Time for which the turn has lasted since its first check.
+        `busy_ns` is the time since the first check of the turn.
         """
-        reported, longest = self._turn.reported, self._turn.longest(now_ns)
+        reported, longest = self._turn.reported, self._turn.longest_busy_rank(now_ns)
         busy: BusyLoop | None
         if longest is not None:
             busy, own_ns = longest
@@ -295,12 +277,11 @@ class LoopWatch:
             self._limits_s[busy.place] = max(_AGAIN * BUSY_S, _AGAIN * self._limits_s.get(busy.place, 0.0))
             self._report(busy, own_ns / 1e9)
 
-    @without_collector()
-    def _find_running_rank(self, *, working_for: bool = True) -> BusyLoop | None:
+    @without_garbage_collector()
+    def _find_running_rank(self, *, counts_our_work: bool = True) -> BusyLoop | None:
         """Return the rank whose task runs on the event loop, with its line; None if no rank's task runs.
 
-        Args:
-            working_for: Whether a rank counts, too, for which code of this package works, such as a copy of an array.
+        With `counts_our_work`, a rank for which code of this package works, such as a copy of an array, counts, too.
         """
         running = read_frames(self._loop_thread)
         for rank, main in self._tasks().items():
@@ -309,9 +290,9 @@ class LoopWatch:
                 if outermost in running:  # a coroutine that is suspended is in no thread's frames
                     inside = running[: running.index(outermost) + 1]  # the innermost frame comes first
                     points = _points(reversed(inside))
-                    if not working_for and is_our_work(points):
+                    if not counts_our_work and is_our_work(points):
                         return None
-                    return BusyLoop(rank=rank, place=place_of(points), since_ns=self._turn.began_ns)
+                    return BusyLoop(rank=rank, place=program_line_of(points), since_ns=self._turn.began_ns)
         return None
 
 
@@ -332,7 +313,6 @@ _IMPORTING = ("<frozen importlib", importlib.__file__)
 
 
 def _points(frames: Iterable[FrameType]) -> Points:
-    """Return the code and the instruction of each frame, in the order of `frames`."""
     return [(frame.f_code, frame.f_lasti) for frame in frames]
 
 
@@ -344,7 +324,7 @@ def tasks_of(task: Task) -> Iterator[Task]:
             yield from tasks_of(child)
 
 
-def program_places(task: Task, rank: int) -> list[str]:
+def program_task_lines(task: Task, rank: int) -> list[str]:
     """Return "file:line" of each task of a rank, without the tasks that wait for operations of this rank.
 
     A line with several tasks is returned once. A task that awaits an operation of another rank is returned with the
@@ -356,26 +336,26 @@ def program_places(task: Task, rank: int) -> list[str]:
     """
     places: dict[str, None] = {}
     for child in tasks_of(task):
-        with without_collector():
+        with without_garbage_collector():
             frames = [frame for frame, _ in child.iter_await_frames()]
         points = _points(frames)
         awaited = next((frame.f_locals["self"] for frame in frames if frame.f_code is _AWAIT), None)
         context = getattr(awaited, "context", None)  # futures of a rank have one
         if awaited is not None and context is not None and context.rank != rank:
-            places[f"{place_of(points)} (awaits {awaited.label} of rank {context.rank})"] = None
+            places[f"{program_line_of(points)} (awaits {awaited.label} of rank {context.rank})"] = None
         elif not (child.child_nurseries and _waits_for_children(points)):  # its children stand for such a task
-            places[_place_outside(points)] = None
+            places[_waiting_line(points)] = None
     return [place for place in places if place]
 
 
-def threads_at_work(loop_thread: int) -> bool:
+def has_working_thread(loop_thread: int) -> bool:
     """Whether a thread that the program has started runs code of the program: it may issue an operation at any time.
 
     Threads that this package or Trio has started do not count, nor threads inside a call of this package.
     """
     for ident in sys._current_frames().keys() - {loop_thread, threading.get_ident()}:
         points = _points(reversed(read_frames(ident)))
-        point = program_point(points)
+        point = innermost_program_point(points)
         if point is None or is_installed(point[0]):
             continue
         # code of this package around the program's code: it has started the thread; inside it: the thread waits there
@@ -388,7 +368,7 @@ def threads_at_work(loop_thread: int) -> bool:
 _AWAIT = Future.__await__.__code__
 
 
-def place_in(error: BaseException) -> str:
+def program_line_in(error: BaseException) -> str:
     """Return the program's "file:line" that an error passed through, or "" if the program awaited an operation there.
 
     The line is the innermost one of the program in the traceback.
@@ -398,16 +378,16 @@ def place_in(error: BaseException) -> str:
     while traceback is not None:
         points.append((traceback.tb_frame.f_code, traceback.tb_lasti))
         traceback = traceback.tb_next
-    return _place_outside(points)
+    return _waiting_line(points)
 
 
-def place_of(points: Points) -> str:
+def program_line_of(points: Points) -> str:
     """Return "file:line" of the innermost frame of the program, or else of the innermost frame outside this package.
 
     Return "" if there is neither.
     """
-    point = program_point(points)
-    return "" if point is None else call_site(*point)
+    point = innermost_program_point(points)
+    return "" if point is None else format_call_site(*point)
 
 
 def is_our_work(points: Points) -> bool:
@@ -422,10 +402,10 @@ def is_our_work(points: Points) -> bool:
     return is_ours(codes[-1] if not importing else codes[importing - 1])
 
 
-def _place_outside(points: Points) -> str:
+def _waiting_line(points: Points) -> str:
     """Return the line at which a task waits, or "" if it waits in code of this package, such as for an operation."""
     waiting = next((code for code, _ in reversed(points) if not is_of_tasks(code)), None)
-    return place_of(points) if waiting is not None and not is_ours(waiting) else ""
+    return program_line_of(points) if waiting is not None and not is_ours(waiting) else ""
 
 
 def _waits_for_children(points: Points) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from ...diagnostics import defined_at, task_tree
+from ...diagnostics import definition_place, task_tree_lines
 from ...errors import UsageError
 from ...notice import notify
 from ...units import format_s
@@ -41,7 +41,7 @@ class LocalRank:
     context: RankContext  # What the rank's operations know of it
     compute: ComputeStreams  # Compute streams of the rank
     ranks_here: Sequence[LocalRank]  # All ranks of this process
-    left: Container[int]  # World ranks that have finished their program
+    finished_ranks: Container[int]  # World ranks that have finished their program
 
     @property
     def task(self) -> trio.lowlevel.Task | None:
@@ -61,7 +61,7 @@ class LocalRank:
         """
         from .views import view_of  # most programs need none
 
-        return view_of(self.context, self.left, now_ns, place)
+        return view_of(self.context, self.finished_ranks, now_ns, place)
 
     @property
     def has_unseen_error(self) -> bool:
@@ -95,7 +95,9 @@ def call_program(main: Callable[..., Awaitable[T]], rank: Rank, args: tuple[obje
     if not isawaitable(program):
         called = getattr(main, "func", main)  # of a partial
         name, returned = getattr(called, "__name__", repr(called)), type(program).__name__
-        raise UsageError(f"main: expected an async function, but {name}(rank) returned {returned}{defined_at(called)}")
+        raise UsageError(
+            f"main: expected an async function, but {name}(rank) returned {returned}{definition_place(called)}"
+        )
     return program
 
 
@@ -122,28 +124,29 @@ class Reports:
 
     def record_views(self) -> None:
         """Record the present views of the ranks in `stopped_views`, unless that was done before."""
-        self.stopped_views = self.stopped_views or self.views()
+        self.stopped_views = self.stopped_views or self.present_views()
 
     async def gather_views(self) -> None:
         """Wait a moment for the views of the other processes, and add them to `stopped_views`."""
         if self._others:
-            self.stopped_views = await self._others.views(self.stopped_views)
+            self.stopped_views = await self._others.wait_for_views(self.stopped_views)
 
-    def lines(self, views: Sequence[RankView]) -> list[str]:
+    def view_lines(self, views: Sequence[RankView]) -> list[str]:
         """Return a line for each view: the operation that the rank waits in, and the ranks that it waits for."""
         from .views import report_lines
 
         return [*report_lines(views, time_ns()), *([self.caveat] if self.caveat else [])]
 
-    def sentence(self, *, soon: bool = False) -> str:
+    def culprit_sentence(self, *, ignores_cycles: bool = False) -> str:
         """Return a sentence on the ranks that waited at the stop, and the culprit, or "" if no rank waited.
 
         Args:
-            soon: Whether to return "", too, if ranks only wait for each other: they may have been about to go on.
+            ignores_cycles: Whether to return "", too, if ranks only wait for each other: they may have been about to go
+                on.
         """
         from .views import sentence_on
 
-        return sentence_on(self.stopped_views, soon=soon)
+        return sentence_on(self.stopped_views, ignores_cycles=ignores_cycles)
 
     async def add_note_to(self, interrupt: BaseException) -> None:
         """Add notes to an interrupt: the sentence on the culprit, and a line for each waiting rank."""
@@ -151,13 +154,13 @@ class Reports:
 
         self.record_views()
         await self.gather_views()
-        sentence = self.sentence(soon=True)
-        for line in [*([sentence] if sentence else []), *first_lines(self.lines(self.stopped_views))]:
+        sentence = self.culprit_sentence(ignores_cycles=True)
+        for line in [*([sentence] if sentence else []), *first_lines(self.view_lines(self.stopped_views))]:
             interrupt.add_note(f"  {line}")
 
     # -- now -------------------------------------------------------------------------------------------------------
 
-    def views(self, places: Mapping[int, str] = MappingProxyType({})) -> list[RankView]:
+    def present_views(self, places: Mapping[int, str] = MappingProxyType({})) -> list[RankView]:
         """Return the present view of each rank.
 
         Args:
@@ -166,10 +169,10 @@ class Reports:
         now_ns = self._backend.now_ns()
         return [member.view(now_ns, places.get(member.context.rank)) for member in self._members]
 
-    def doing(self, rank: int) -> list[str]:
+    def unfinished_lines(self, rank: int) -> list[str]:
         """Return lines on the operations that a rank had not finished when it was abandoned; before, those of now."""
         own = [member.context.outstanding for member in self._members if member.context.rank == rank]
-        return [line for outstanding in own for line in outstanding.doing or outstanding.lines()]
+        return [line for outstanding in own for line in outstanding.doing or outstanding.operation_lines()]
 
     def waiting_operation(self, ranks: Container[int]) -> str:
         """Return a clause such as "rank 0 waited for it in barrier #3 ...", or "" if no rank waits for `ranks`.
@@ -178,7 +181,7 @@ class Reports:
             ranks: World ranks that are lost.
         """
         for context in (member.context for member in self._members):
-            if operation := context.outstanding.waiting_operation(ranks):
+            if operation := context.outstanding.describe_waiting_operation(ranks):
                 step = "" if context.step is None else f" in step {context.step}"
                 return f"rank {context.rank} waited for it in {operation}{step}"
         return ""
@@ -195,17 +198,17 @@ class Reports:
         steps = [member.context.saved_step for member in self._members if member.context.saved_step is not None]
         return f"; step {max(steps)} is saved" if steps else ""
 
-    def tasks(self) -> list[str]:
+    def task_tree_lines(self) -> list[str]:
         """Return lines with the tree of each rank's tasks, and the line of the program at which each task is."""
         lines: list[str] = []
         for context in (member.context for member in self._members):
             if context.nursery is not None:
                 task, name = context.nursery.parent_task, f"rank {context.rank}"
-                lines += task_tree(task, context.thread, name=name, indent="  ")
+                lines += task_tree_lines(task, context.thread, name=name, indent="  ")
         return lines
 
 
-def world_watch(
+def make_world_watch(
     members: Sequence[LocalRank],
     token: trio.lowlevel.TrioToken,
     limits: StallLimits,
@@ -226,24 +229,20 @@ def world_watch(
     return LoopWatch(
         token,
         get_ident(),
-        look=watch.look,
+        look=watch.look_for_stall,
         period_s=watch.period_s,
         runs_programs=any(member.context.program_line is None for member in members),
         tasks=lambda: {rank: member.task for rank, member in ranks.items() if member.task is not None},
-        report=partial(_report_busy, others, alone=len(members) == 1),
+        report=partial(_report_busy_rank, others, alone=len(members) == 1),
         report_free=lambda busy: others.send_busy(busy.rank, "") if others else None,
-        record=lambda busy, now_ns: _record_busy(ranks, busy, now_ns),
+        record=lambda busy, now_ns: _record_busy_rank(ranks, busy, now_ns),
     )
 
 
-def _report_busy(others: ControlPlane | None, busy: BusyLoop, seconds: float, *, alone: bool) -> None:
+def _report_busy_rank(others: ControlPlane | None, busy: BusyLoop, seconds: float, *, alone: bool) -> None:
     """Report the rank that keeps the event loop to the user and the other processes. The watch's thread calls this.
 
-    Args:
-        others: The other processes; None if there are none.
-        busy: The rank and its line.
-        seconds: Time for which the rank has kept the loop.
-        alone: Whether the rank is the only one of this process.
+    If the rank is `alone` in this process, the notice names no other ranks that wait.
     """
     waiting = "nothing else of it goes on" if alone else "the other ranks of this process wait"
     notify(
@@ -255,14 +254,8 @@ def _report_busy(others: ControlPlane | None, busy: BusyLoop, seconds: float, *,
         others.send_busy(busy.rank, busy.place)
 
 
-def _record_busy(members: Mapping[int, LocalRank], busy: BusyLoop, now_ns: int) -> None:
-    """Record a span for a rank that has kept the loop: in its lane "program", and in the lane "loop" of the others.
-
-    Args:
-        members: The ranks of this process, by world rank.
-        busy: The rank, its line, and the start of the span.
-        now_ns: End of the span.
-    """
+def _record_busy_rank(members: Mapping[int, LocalRank], busy: BusyLoop, now_ns: int) -> None:
+    """Record a span, until `now_ns`, in the lane "program" of the rank, and in the lane "loop" of the others."""
     for rank, member in members.items():
         lane = "program" if rank == busy.rank else "loop"
         member.context.record(("program", lane, busy.place, busy.since_ns, now_ns, None))

@@ -43,7 +43,7 @@ class StallLimits:
 
 
 class StallWatch:
-    """Watches the ranks of one process for stalls; `look` is called again and again.
+    """Watches the ranks of one process for stalls; `look_for_stall` is called again and again.
 
     Args:
         ranks: The ranks of this process, by world rank.
@@ -77,7 +77,7 @@ class StallWatch:
         """Seconds between two looks."""
         return min(1.0, self._limits.report_s / 10)
 
-    def look(self) -> None:
+    def look_for_stall(self) -> None:
         """Look for ranks without progress, and report or end a stall. Only the loop's thread may call this."""
         now = Instant.now(perf_counter_ns)
         quiet = [rank for rank, watched in self._ranks.items() if self._is_quiet(rank, watched, now)]
@@ -89,37 +89,27 @@ class StallWatch:
             if waits != self._sent:
                 self._sent = waits
                 self._others.send_quiet(list(views.values()))
-            if not self._others.speaks:
+            if not self._others.reports_for_all:
                 return
-            views = {**self._others.quiet(), **views}
+            views = {**self._others.quiet_views(), **views}
         from .views import find_stall
 
         self._report_or_end_stall(find_stall(views, self._size), views, now)
 
     def _is_quiet(self, rank: int, watched: LocalRank, now: Instant) -> bool:
-        """Whether a rank has made no progress for `report_s`, so that it counts as quiet.
-
-        Args:
-            rank: World rank.
-            watched: The rank, whose progress is compared with that at the last look.
-            now: Instant of this look.
-        """
+        """Whether a rank has made no progress for `report_s`. Its progress is compared with that at the last look."""
         mark, last = watched.progress_mark(), self._marks.get(rank)
         if last is None or last[0] is not mark[0] or last[1] != mark[1]:
             self._marks[rank], self._since[rank] = mark, now
         # If an error is known that no task awaited, a waiting rank counts as quiet sooner.
         quiet_s = 2 * self.period_s if watched.has_unseen_error else self._limits.report_s
-        return now.since(self._since[rank]) >= quiet_s
+        return now.own_seconds_since(self._since[rank]) >= quiet_s
 
     def _report_or_end_stall(self, stall: WaitVerdict | None, views: Mapping[int, RankView], now: Instant) -> None:
-        """Report a stall that lasts, and end the world at the time limit.
+        """Report a stall that lasts, and end the world at the time limit. With None there is no stall any more.
 
-        The world ends at once if no rank can ever go on, because of errors that nobody awaits.
-
-        Args:
-            stall: The stall at this look; None: there is none any more.
-            views: Views of the ranks without progress, of all processes.
-            now: Instant of this look.
+        The world ends at once if no rank can ever go on, because of errors that nobody awaits. `views` are those of the
+        ranks without progress of all processes.
         """
         if stall is None:
             self._end_stall(now)
@@ -135,7 +125,7 @@ class StallWatch:
         self._began = self._began or now
         # a thread may be about to issue an operation at one look: the deadlock must be certain for a time
         self._certain_since = (self._certain_since or now) if stall.is_certain else None
-        quiet_s = self._limits.report_s + now.since(self._began)
+        quiet_s = self._limits.report_s + now.own_seconds_since(self._began)
         limit_s, limited_since = self._limits.give_up_s, self._began
         if limit_s is None and self._certain_since is not None:
             limit_s, limited_since = HOPELESS_S, self._certain_since
@@ -145,13 +135,13 @@ class StallWatch:
             head = f"no progress for {self._patience_s:g} s: {sentence}"
             self._patience_s = min(2 * self._patience_s, _MOST_PATIENT * self._limits.report_s)
             notify("\n  ".join([head, *errors, *table, _describe_end_of_stall(limit_s)]))
-        if limit_s is not None and self._limits.report_s + now.since(limited_since) >= limit_s:
+        if limit_s is not None and self._limits.report_s + now.own_seconds_since(limited_since) >= limit_s:
             self._give_up(limit_s)
 
     def _end_stall(self, now: Instant) -> None:
         """Record that there is no stall any more; print a notice if the last one was reported."""
         if self._reported and self._began is not None:
-            quiet_s = self._limits.report_s + now.since(self._began)
+            quiet_s = self._limits.report_s + now.own_seconds_since(self._began)
             notify(f"goes on, after {quiet_s:.0f} s without progress")
         self._reported, self._began, self._certain_since = False, None, None
 

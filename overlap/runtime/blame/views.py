@@ -10,18 +10,18 @@ from time import time_ns
 
 from msgspec.structs import replace
 
-from ...diagnostics import where
-from ...errors import in_one_line
-from ...waits.ends import CallRecord, End, EndState, RankView, Seen, call_of
+from ...diagnostics import error_place
+from ...errors import one_line_text
+from ...waits.ends import CallRecord, End, EndState, RankView, Seen, parse_call_fields
 from ...waits.judge import Kind, WaitVerdict, judge
-from ...waits.wording import lines, report_lines, rows, sentence, unawaited_line
+from ...waits.wording import report_lines, row_lines, unawaited_line, wait_rows, wait_sentence
 from ..compute import ComputeFuture
 from ..context import RankContext
 from ..future import is_waited_for
 from ..outstanding import IssuedFuture
 from ..state import BLOCKED, DONE, MATCHING
 from ..trio_private import may_time_out
-from .loop import program_places, tasks_of, threads_at_work
+from .loop import has_working_thread, program_task_lines, tasks_of
 
 __all__ = ["find_stall", "first_lines", "report_lines", "sentence_on", "stall_lines", "view_of"]
 
@@ -48,8 +48,8 @@ def view_of(context: RankContext, left: Container[int], now_ns: int, place: str 
     unseen = outstanding.unseen
     view = RankView(
         rank=rank, ends=ends, site=" and ".join(places), step=context.step,
-        seen=Seen.WAITS if operations and not places else Seen.ELSEWHERE, may_end=_may_end(context, operations),
-        error=f"{in_one_line(unseen.error)}{where(unseen.error)}" if unseen is not None else "",
+        seen=Seen.WAITS if operations and not places else Seen.ELSEWHERE, may_end=_wait_may_end(context, operations),
+        error=f"{one_line_text(unseen.error)}{error_place(unseen.error)}" if unseen is not None else "",
     )  # fmt: skip
     return view if view.running_function is None else replace(view, seen=Seen.GOES_ON)
 
@@ -60,8 +60,8 @@ def _operation_end(context: RankContext, operation: IssuedFuture[object], shift_
     `shift_ns` is added to instants of the context's clock, and gives nanoseconds since 1970.
     """
     read = getattr(operation, "flight_fields", None)  # tasks have none
-    call = call_of(read() if read else {"op": "task", "name": operation.name, "site": operation.call_site})
-    absent = tuple(operation.awaits)
+    call = parse_call_fields(read() if read else {"op": "task", "name": operation.name, "site": operation.call_site})
+    absent = tuple(operation.awaited_ranks)
     begun_ns, issued_ns = operation.since_ns, getattr(operation, "issued_ns", 0)
     return End(
         rank=context.rank, call=call, seq=getattr(operation, "seq", 0), state=_end_state(operation, call, absent),
@@ -83,7 +83,7 @@ def _end_state(operation: IssuedFuture[object], call: CallRecord, absent: tuple[
     return EndState.MOVING if operation.state >= MATCHING else EndState.QUEUED
 
 
-def _may_end(context: RankContext, operations: Sequence[IssuedFuture[object]]) -> bool:
+def _wait_may_end(context: RankContext, operations: Sequence[IssuedFuture[object]]) -> bool:
     """Whether a rank's wait may end although no other rank acts: by a deadline, a cancel scope, or a working thread.
 
     A working thread, or a program in a thread of its own, may issue an operation at any time.
@@ -95,7 +95,7 @@ def _may_end(context: RankContext, operations: Sequence[IssuedFuture[object]]) -
     nursery = context.nursery
     if nursery is not None and any(may_time_out(each, nursery) for each in tasks_of(nursery.parent_task)):
         return True
-    return threads_at_work(context.thread)
+    return has_working_thread(context.thread)
 
 
 def _program_lines(context: RankContext) -> list[str]:
@@ -106,7 +106,7 @@ def _program_lines(context: RankContext) -> list[str]:
     if context.program_line is not None and not context.outstanding.draining:
         waits = any(map(is_waited_for, list(context.outstanding.operations)))
         return [] if waits else [context.program_line()]
-    return program_places(context.nursery.parent_task, context.rank) if context.nursery is not None else []
+    return program_task_lines(context.nursery.parent_task, context.rank) if context.nursery is not None else []
 
 
 def _judge_running(views: Sequence[RankView], size: int) -> WaitVerdict:
@@ -114,15 +114,19 @@ def _judge_running(views: Sequence[RankView], size: int) -> WaitVerdict:
     return judge([replace(view, error="") for view in views], size)
 
 
-def sentence_on(views: Sequence[RankView], *, soon: bool) -> str:
+def sentence_on(views: Sequence[RankView], *, ignores_cycles: bool) -> str:
     """Return a sentence about which rank the others waited for when they stopped, or "" if none waited for another.
 
     Args:
         views: Views of the stopped ranks.
-        soon: Whether to return "" for ranks that wait for each other, too; see `Reports.sentence`.
+        ignores_cycles: Whether to return "" for ranks that wait for each other, too; see `Reports.culprit_sentence`.
     """
     verdict = _judge_running(views, 0)
-    return "" if verdict.kind in (Kind.WIRE, Kind.NOBODY) or (soon and verdict.is_certain) else sentence(verdict)
+    return (
+        ""
+        if verdict.kind in (Kind.WIRE, Kind.NOBODY) or (ignores_cycles and verdict.is_certain)
+        else wait_sentence(verdict)
+    )
 
 
 def find_stall(views: Mapping[int, RankView], size: int) -> WaitVerdict | None:
@@ -149,8 +153,8 @@ def stall_lines(stall: WaitVerdict, views: Mapping[int, RankView]) -> tuple[str,
         The sentence that names the cause; a line for each error that no task was given; the lines of a table of waits.
     """
     errors = [unawaited_line(view) for _, view in sorted(views.items()) if view.error]
-    table = lines(rows(views.values(), 0, stall), time_ns())
-    return sentence(stall), errors, first_lines(table)
+    table = row_lines(wait_rows(views.values(), 0, stall), time_ns())
+    return wait_sentence(stall), errors, first_lines(table)
 
 
 def first_lines(table: Sequence[str]) -> list[str]:

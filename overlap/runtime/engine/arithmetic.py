@@ -18,17 +18,17 @@ from .workers import PIECE_BYTES
 def make_pieces(
     step: Step, layout: BufferLayout, rank: int, incoming: Array, operand: Array, target: Array
 ) -> list[Callable[[], None]]:
-    """Return functions that together `apply` a step: one for the calling thread, or several for worker threads.
+    """Return functions that together do `apply_step`: one for the calling thread, or several for worker threads.
 
     A single function is returned if the step is small, or its data is in the right place already. Arguments: see
-    `apply`.
+    `apply_step`.
     """
     weight = 1 if layout.reducer is None else layout.reducer.weight
     if (incoming.nbytes + target.nbytes) * weight <= INLINE_BYTES or _moves_nothing(step, layout, incoming, target):
-        return [partial(apply, step, layout, rank, incoming, operand, target)]
+        return [partial(apply_step, step, layout, rank, incoming, operand, target)]
     length = max(1, PIECE_BYTES // target.itemsize)
     parts = (slice(start, start + length) for start in range(0, target.size, length))
-    return [partial(apply, step, layout, rank, incoming[part], operand[part], target[part]) for part in parts]
+    return [partial(apply_step, step, layout, rank, incoming[part], operand[part], target[part]) for part in parts]
 
 
 def _moves_nothing(step: Step, layout: BufferLayout, incoming: Array, target: Array) -> bool:
@@ -39,7 +39,7 @@ def _moves_nothing(step: Step, layout: BufferLayout, incoming: Array, target: Ar
     return bool(incoming.__array_interface__["data"][0] == target.__array_interface__["data"][0])
 
 
-def apply(step: Step, layout: BufferLayout, rank: int, incoming: Array, operand: Array, target: Array) -> None:
+def apply_step(step: Step, layout: BufferLayout, rank: int, incoming: Array, operand: Array, target: Array) -> None:
     """Copy data to the target of a step, or reduce data into the target. Pieces of the arrays may be passed.
 
     Args:

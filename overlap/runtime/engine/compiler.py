@@ -20,26 +20,26 @@ from ...collectives.generators.rank_order import ONLY_FOR_ORDER
 from ...collectives.kinds import ALL_GATHER, BARRIER, GATHER
 from ...collectives.program import Program, StepKind, project
 from ...collectives.proof import verify
-from ...collectives.reduce import Array, reducer
+from ...collectives.reduce import Array, find_reducer
 from ...collectives.schedule import Buffer, Schedule
 from ...collectives.slicing import slice_long_messages
 from ...collectives.uneven import UnevenSchedule, block_starts, make_uneven
 from ...cost.choice import Choices
 from ...cost.select import size_class
 from ..operation import Operation
-from .laid_out import LaidOut, lay_out
-from .layout import BufferLayout, Buffers, ThinLayout, UnevenLayout, scratch_runs
+from .laid_out import LaidOutProgram, lay_out_program
+from .layout import BufferLayout, Buffers, ThinLayout, UnevenLayout, used_scratch_runs
 
 if TYPE_CHECKING:
     from topology import Cluster
 
 # Most calls with a cached program: the calls of a training loop are the same in every step.
-_REMEMBERED = 1 << 14
+_MOST_CACHED = 1 << 14
 
 _Key: TypeAlias = tuple[str, str, int, Pairs, bool, str | None, int, bool, tuple[int, ...]]
 
 
-def joined_by(cluster: Cluster, processes: Sequence[Sequence[int]]) -> Cluster:
+def cluster_for_prices(cluster: Cluster, processes: Sequence[Sequence[int]]) -> Cluster:
     """Return the machine that gives the prices of a world: each process that sockets join counts as a node.
 
     It is `cluster` itself if the machine has a fixed number of devices, or as many nodes as processes, or if the
@@ -73,7 +73,7 @@ class Compiler:
         self._far = far
         # `programs_only`: operations that use shared memory are not compiled.
         self._choices = Choices(cluster, algorithm, programs_only=True)
-        self._compile_once = lru_cache(_REMEMBERED)(self._compile)
+        self._compile_cached = lru_cache(_MOST_CACHED)(self._compile_uncached)
         self._schedules: dict[_Key, Schedule] = {}
         self._programs: dict[tuple[_Key, int], Program] = {}
 
@@ -85,12 +85,12 @@ class Compiler:
             members: World ranks of the group, in group order.
             position: Group rank.
         """
-        if call.counts:  # counts seldom repeat, and `_compile` caches programs without them
-            return self._compile(call, members, position)
-        return self._compile_once(call, members, position)
+        if call.counts:  # counts seldom repeat, and `_compile_uncached` caches programs without them
+            return self._compile_uncached(call, members, position)
+        return self._compile_cached(call, members, position)
 
-    def _compile(self, call: Call, members: tuple[int, ...], position: int) -> Compiled:
-        """Return the same as `compile`. Schedules and programs are cached by size class, not by exact size."""
+    def _compile_uncached(self, call: Call, members: tuple[int, ...], position: int) -> Compiled:
+        """Do the work of `compile`. Schedules and programs are cached by size class, not by exact size."""
         named = call.kind.value, str(call.dtype), call.root, call.pairs, call.exact, call.algorithm
         key = *named, size_class(call.nbytes), bool(call.counts), members
         schedule = self._schedules.get(key)
@@ -110,22 +110,22 @@ class Compiler:
 
 # Inputs and results of barriers: always zero, so all barriers share them.
 _BARRIER_IN, _BARRIER_OUT = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
-_MOST = reducer("max", np.dtype(np.uint8))
+_BARRIER_REDUCER = find_reducer("max", np.dtype(np.uint8))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Fixed:
+class _CallConstants:
     """Values that all operations of one call share."""
 
     layout: BufferLayout  # Positions of slots in the buffers
     none: Array  # Empty array, in place of an input or result that the rank does not have
     scratch: Array  # Empty array with the dtype of SCRATCH, used if there is no SCRATCH
-    room: int  # Number of elements of SCRATCH
+    scratch_elements: int  # Number of elements of SCRATCH
     in_result: bool  # Whether the memory of the result serves as SCRATCH
 
 
 class Compiled:
-    """The program of one rank for a call, which `lay_out` binds to the arrays of each operation.
+    """The program of one rank for a call, which `lay_out_on_arrays` binds to the arrays of each operation.
 
     Args:
         schedule: The proved schedule of the call.
@@ -133,116 +133,102 @@ class Compiled:
         members: World ranks of the group, in group order.
     """
 
-    __slots__ = ("_blank", "_fixed", "_in_its_block", "_laid", "_members", "program", "schedule")
+    __slots__ = ("_barrier_layout", "_constants", "_keeps_block", "_layouts", "_members", "program", "schedule")
     program: Program
     schedule: Schedule
 
     def __init__(self, schedule: Schedule, program: Program, members: Sequence[int]) -> None:
         self.schedule, self.program, self._members = schedule, program, members
-        self._fixed: _Fixed | None = None  # None until the first operation
-        self._laid: dict[bool, LaidOut] = {}  # by whether input and result share memory
-        self._blank: tuple[LaidOut, Buffers] | None = None  # layout and arrays of all barriers
-        self._in_its_block: bool | None = None  # result of `_keeps_own_block`; None: not needed so far
+        self._constants: _CallConstants | None = None  # None until the first operation
+        self._layouts: dict[bool, LaidOutProgram] = {}  # by whether input and result share memory
+        self._barrier_layout: tuple[LaidOutProgram, Buffers] | None = None  # layout and arrays of all barriers
+        self._keeps_block: bool | None = None  # result of `_keeps_own_block`; None: not needed so far
 
-    def lay_out(self, operation: Operation) -> tuple[LaidOut, Buffers]:
+    def lay_out_on_arrays(self, operation: Operation) -> tuple[LaidOutProgram, Buffers]:
         """Return the program laid out on the arrays of an operation, and these arrays as buffers."""
-        if self._blank is not None:
-            return self._blank
-        buffers, in_place = self._buffers(operation)
+        if self._barrier_layout is not None:
+            return self._barrier_layout
+        buffers, in_place = self._make_buffers(operation)
         if operation.kind is BARRIER:
-            self._blank = lay_out(self.program, buffers, self._members, blank=True), buffers
-            return self._blank
-        laid = self._laid.get(in_place)
+            self._barrier_layout = lay_out_program(self.program, buffers, self._members, blank=True), buffers
+            return self._barrier_layout
+        laid = self._layouts.get(in_place)
         if laid is None:
-            laid = self._laid[in_place] = lay_out(self.program, buffers, self._members)
+            laid = self._layouts[in_place] = lay_out_program(self.program, buffers, self._members)
         return laid, buffers
 
-    def _buffers(self, operation: Operation) -> tuple[Buffers, bool]:
-        """Return an operation's arrays as IN, OUT and SCRATCH, and whether IN and OUT share memory.
+    def _make_buffers(self, operation: Operation) -> tuple[Buffers, bool]:
+        """Return the arrays as IN, OUT and SCRATCH, and whether IN and OUT share memory.
 
         If they share memory in a way that the schedule does not allow, IN is a copy of the input.
         """
-        source, target, fixed = operation.source, operation.target, self._fixed
+        source, target, constants = operation.source, operation.target, self._constants
         if operation.kind is BARRIER:
             source, target = _BARRIER_IN, _BARRIER_OUT
-        if fixed is None:
-            fixed = self._fixed = self._fixed_parts(operation, source, target)
-        flat_in = fixed.none if source is None else source.reshape(-1)
-        flat_out = fixed.none if target is None else target.reshape(-1)
+        if constants is None:
+            constants = self._constants = self._make_call_constants(operation, source, target)
+        flat_in = constants.none if source is None else source.reshape(-1)
+        flat_out = constants.none if target is None else target.reshape(-1)
         in_place = source is not None and target is not None and _shares_memory(source, operation.out)
-        if in_place and not (self.schedule.in_place or self._is_own_block(operation, flat_in, fixed)):
+        if in_place and not (self.schedule.in_place or self._input_is_own_block(operation, flat_in, constants)):
             flat_in, in_place = operation.context.arrays.copy(flat_in), False
-        scratch = fixed.scratch
-        if fixed.in_result and target is not None:
+        scratch = constants.scratch
+        if constants.in_result and target is not None:
             scratch = flat_out
-        elif fixed.room:
-            scratch = operation.context.arrays.empty((fixed.room,), scratch.dtype)
-        return Buffers((flat_in, flat_out, scratch), fixed.layout), in_place
+        elif constants.scratch_elements:
+            scratch = operation.context.arrays.empty((constants.scratch_elements,), scratch.dtype)
+        return Buffers((flat_in, flat_out, scratch), constants.layout), in_place
 
-    def _fixed_parts(self, operation: Operation, source: Array | None, target: Array | None) -> _Fixed:
-        """Return the values that all operations of the call share.
-
-        Args:
-            operation: The first operation of the call.
-            source: Input of the operation; None: the rank has none.
-            target: Array for the result; None: the rank gets none.
-        """
+    def _make_call_constants(self, operation: Operation, source: Array | None, target: Array | None) -> _CallConstants:
         schedule, program = self.schedule, self.program
         like = source if source is not None else target
         assert like is not None, "this is a bug in overlap: a rank without input and result"
-        combine = _MOST if operation.kind is BARRIER else operation.call.reducer
+        combine = _BARRIER_REDUCER if operation.kind is BARRIER else operation.call.reducer
         accumulator = like.dtype if combine is None else combine.accumulator
         block = like.size // schedule.blocks[Buffer.IN if source is not None else Buffer.OUT]
         layout = BufferLayout(block, schedule.slots_per_block, combine, schedule.size)
-        room, in_result = schedule.blocks[Buffer.SCRATCH] * block, schedule.in_place
+        scratch_elements, in_result = schedule.blocks[Buffer.SCRATCH] * block, schedule.in_place
         if isinstance(schedule, UnevenSchedule):
             starts = block_starts(schedule, program.rank, operation.call.counts, prod(like.shape[1:]))
             layout = UnevenLayout(block, schedule.slots_per_block, combine, schedule.size, starts)
-            room = starts[Buffer.SCRATCH][-1]
+            scratch_elements = starts[Buffer.SCRATCH][-1]
         elif schedule.algorithm in ONLY_FOR_ORDER:  # SCRATCH has blocks for all ranks, of which a rank uses few slots
-            layout = ThinLayout(block, schedule.slots_per_block, combine, schedule.size, scratch_runs(program))
-            room, in_result = layout.elements(), False
-        return _Fixed(
+            layout = ThinLayout(block, schedule.slots_per_block, combine, schedule.size, used_scratch_runs(program))
+            scratch_elements, in_result = layout.scratch_elements(), False
+        return _CallConstants(
             layout=layout,
             none=np.empty(0, like.dtype),
             scratch=np.empty(0, accumulator),
-            room=room,
-            in_result=in_result and target is not None and target.size == room and target.dtype == accumulator,
+            scratch_elements=scratch_elements,
+            in_result=in_result
+            and target is not None
+            and target.size == scratch_elements
+            and target.dtype == accumulator,
         )
 
-    def _is_own_block(self, operation: Operation, source: Array, fixed: _Fixed) -> bool:
+    def _input_is_own_block(self, operation: Operation, source: Array, constants: _CallConstants) -> bool:
         """Whether the input of a gather is this rank's own block of the result, and the program keeps it intact.
 
-        An input that shares memory with a gathered result is this block; `check_overlap` has refused other overlaps.
-
-        Args:
-            operation: The operation, whose input and result share memory.
-            source: Input of the operation, flat.
-            fixed: Values that all operations of the call share.
+        Other overlaps do not occur: `check_overlap` has refused them.
         """
         gathers, out = operation.kind in (ALL_GATHER, GATHER), operation.out
-        uneven = isinstance(fixed.layout, UnevenLayout)
-        if not gathers or uneven or source.size != fixed.layout.block or out is None or source.dtype != out.dtype:
+        uneven = isinstance(constants.layout, UnevenLayout)
+        if not gathers or uneven or source.size != constants.layout.block or out is None or source.dtype != out.dtype:
             return False
-        if self._in_its_block is None:
-            self._in_its_block = _keeps_own_block(self.program, fixed.layout.slots)
-        return self._in_its_block
+        if self._keeps_block is None:
+            self._keeps_block = _keeps_own_block(self.program, constants.layout.slots)
+        return self._keeps_block
 
 
 def _shares_memory(source: Array, out: Array | None) -> bool:
-    """Whether an input and a result share memory. Identity and `base` decide most cases, which is quicker."""
+    """Whether both share memory. Identity and `base` decide most cases, which is quicker."""
     if source is out or out is None or (source.base is None and out.base is None):
         return source is out
     return np.may_share_memory(source, out)
 
 
 def _keeps_own_block(program: Program, slots: int) -> bool:
-    """Whether the program writes the rank's own block of OUT only by copying IN to it, slot by slot.
-
-    Args:
-        program: The program.
-        slots: Slots of a block.
-    """
+    """Whether the program writes the rank's own block of OUT only by copying IN to it, slot by slot."""
     first = program.rank * slots
     for step in (step for queue in program.queues for step in queue if step.kind is not StepKind.SEND):
         dst, src = step.dst, step.src

@@ -31,9 +31,9 @@ def array_at(address: int, shape: Sequence[int], dtype: np.dtype[np.generic] | N
         dtype: Dtype of the array; never None, which the type of `Call.dtype` allows.
     """
     assert dtype is not None, "this is a bug in overlap: an array without a dtype"
-    return as_numbers(bytes_at(address, prod(shape) * dtype.itemsize), dtype).reshape(shape)
+    return bytes_as_array(bytes_at(address, prod(shape) * dtype.itemsize), dtype).reshape(shape)
 
 
-def as_numbers(view: memoryview, dtype: np.dtype[np.generic]) -> Array:
+def bytes_as_array(view: memoryview, dtype: np.dtype[np.generic]) -> Array:
     """Return the bytes of a view as an array of a dtype, without a copy."""
     return np.frombuffer(view, np.uint8).view(dtype)

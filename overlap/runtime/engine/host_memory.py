@@ -35,12 +35,21 @@ from ...defaults import SLICED_BYTES
 from ..communicator import Communicator
 from ..handover import Handover, OperationRun
 from ..match import CHANNEL_BITS, Match
-from ..memory.arrays import held
+from ..memory.arrays import array_in_loan
 from ..operation import Operation
 from ..plan import CallPlan
 from ..state import MATCHING
 from .host_bytes import address_of, array_at
-from .pulls import Pull, collecting_pulls, is_read, needed_positions, pulls, reduced_slice, result_pulls, unread_range
+from .pulls import (
+    Pull,
+    collecting_pulls,
+    is_input_read,
+    needed_positions,
+    pulls,
+    reduced_slice,
+    shared_result_pulls,
+    unread_input_range,
+)
 from .workers import Workers
 
 if TYPE_CHECKING:  # not there without a compiler
@@ -59,7 +68,7 @@ class HostMemory:
     Args:
         transport: Transport, which has the memory that processes share.
         workers: Worker threads of this process.
-        program: Makes the plan of a call as a program, for ranks that have no memory for a board.
+        make_program_plan: Makes the plan of a call as a program, for ranks that have no memory for a board.
 
     Attributes:
         patience: Time for which the event loop polls before it sleeps.
@@ -68,31 +77,35 @@ class HostMemory:
     """
 
     def __init__(
-        self, transport: Transport, workers: Workers, program: Callable[[Communicator, Call, Operation], CallPlan]
+        self,
+        transport: Transport,
+        workers: Workers,
+        make_program_plan: Callable[[Communicator, Call, Operation], CallPlan],
     ) -> None:
         self._transport, self._workers = transport, workers
-        self.program = program
+        self.make_program_plan = make_program_plan
         self._boards: dict[Communicator, Board | None] = {}
         self.unread: dict[Communicator, dict[int, deque[tuple[int, int]]]] = {}
         self.patience: Patience = Patience(0.0)
 
-    def plan(self, communicator: Communicator, call: Call, operation: Operation) -> HostPlan | None:
+    def make_plan(self, communicator: Communicator, call: Call, operation: Operation) -> HostPlan | None:
         """Return the plan of one rank's operations with a call, or None if the engine cannot run the call.
 
-        The first call of a communicator opens the communicator's board. Arguments: see `BaseEngine.plan`.
+        The first call of a communicator opens the communicator's board. Arguments: see `BaseEngine.make_plan`.
         """
         if communicator not in self._boards:
-            self._boards[communicator] = self._open(communicator, operation)
+            self._boards[communicator] = self._open_board(communicator, operation)
         board = self._boards[communicator]
         if board is None or (call.reducer is not None and _packed_reducer(call.reducer, call.size) is None):
             return None
         return HostPlan(self, communicator, board, call, communicator.members.index(operation.context.rank))
 
-    def unmet(self, communicator: Communicator) -> Iterator[tuple[int, int, PlainSignature]]:
+    def find_differing_rows(self, communicator: Communicator) -> Iterator[tuple[int, int, PlainSignature]]:
         """Yield rows of other ranks that differ from the call of a rank here, which has not read them.
 
         Yields:
-            Tag of the operation, world rank that wrote the row, and signature of its call; see `BaseEngine.unmet`.
+            Tag of the operation, world rank that wrote the row, and signature of its call; see
+            `BaseEngine.unmet_signatures`.
         """
         board, members, tag_base = self._boards.get(communicator), communicator.members, communicator.history.id << 24
         if board is None or not (board.ready and board.usable) or board.lost is not None:
@@ -111,18 +124,18 @@ class HostMemory:
                         theirs = board.row_signature(other, seq)
                         yield tag_base | (seq & 0xFFFF) << CHANNEL_BITS, members[other], theirs
 
-    def close(self, communicator: Communicator) -> None:
+    def close_board(self, communicator: Communicator) -> None:
         """Free the board of a communicator that no rank of this process uses any more."""
         board = self._boards.pop(communicator, None)
         self.unread.pop(communicator, None)
         if board is not None:
             board.close()
 
-    def _open(self, communicator: Communicator, operation: Operation) -> Board | None:
-        """Open and return the board of a communicator, or return None if it cannot have one.
+    def _open_board(self, communicator: Communicator, operation: Operation) -> Board | None:
+        """Return the board, or None if the communicator cannot have one.
 
-        That is the case if a member is on another host, if there is no memory for a board, or if the window of the
-        stream allows more operations in flight than a board has rows for.
+        The reasons: a member on another host, no memory, or a window with more operations in flight than a board has
+        rows.
         """
         if operation.port.stream.window > OPERATIONS // 2:  # see `runtime/stream.py` on windows and spans
             return None
@@ -162,26 +175,26 @@ class HostPlan(CallPlan):
         unread = memory.unread.setdefault(communicator, {}).setdefault(position, deque(maxlen=OPERATIONS))
         self.noted: deque[tuple[int, int]] = unread
         self.gives_only: bool = not call.receives_at(position)
-        self._started_early: HostRun | None = None  # run that `finish_now` has started, before the match exists
+        self._started_early: HostRun | None = None  # run that `try_to_finish` has started, before the match exists
 
     def __str__(self) -> str:
         return "memory of this host, one result" if self.call.shared else "memory of this host"
 
     @cached_property
     def table(self) -> Table:
-        """Ranges to read, for the engine; see `_table`."""
-        return _table(self.call, self.position)
+        """Ranges to read, for the engine; see `_make_table`."""
+        return _make_table(self.call, self.position)
 
     @cached_property
     def input_bytes(self) -> int:
         """Bytes of a rank's input; 0 for a call without data."""
         return 0 if self.call.dtype is None else prod(self.call.shape or ()) * self.call.dtype.itemsize
 
-    def takes_threads(self) -> bool:
+    def runs_in_any_thread(self) -> bool:
         """Whether the board is ready, so that operations need no task."""
         return self.board.ready and self.board.usable and self.board.lost is None
 
-    def finish_now(self, operation: Operation) -> bool:
+    def try_to_finish(self, operation: Operation) -> bool:
         """Start the operation, and finish it if all ranks that it needs have arrived.
 
         Return whether it has finished well. If not, `start` continues what was started here.
@@ -195,7 +208,7 @@ class HostPlan(CallPlan):
         except Exception:  # such as lack of memory: `start` tries again, and reports the error
             return False
         if self.submit is None and self.takes_memory:
-            self.engine, self.submit = board.engine, board.submitter(self.table)
+            self.engine, self.submit = board.engine, board.make_submitter(self.table)
         if run.run is None or run.run.state != engine.DONE:
             self._started_early = run
             return False
@@ -203,10 +216,10 @@ class HostPlan(CallPlan):
             run.set_shared_result()
         if self.gives_only or self.noted:
             self.record_end(operation)
-        operation.finish(operation.context.now_ns(), operation.describe(self.call, operation.started_ns))
+        operation.finish(operation.context.now_ns(), operation.describe_meeting(self.call, operation.started_ns))
         return True
 
-    def make_spare(self, operation: Operation) -> OperationRun:
+    def make_spare_run(self, operation: Operation) -> OperationRun:
         """Return a run that serves `operation`, and is used again for later operations of the same call."""
         return HostRun(self, operation)
 
@@ -219,38 +232,38 @@ class HostPlan(CallPlan):
         if self.gives_only:
             self.noted.append((operation.seq, self.tag_base))
         elif self.noted:
-            for tag, src, theirs in list(self.memory.unmet(self.communicator)):
-                compare = partial(self.communicator.compare_unmet, tag >> CHANNEL_BITS & 0xFFFF, src, theirs)
+            for tag, src, theirs in list(self.memory.find_differing_rows(self.communicator)):
+                compare = partial(self.communicator.compare_unmet_call, tag >> CHANNEL_BITS & 0xFFFF, src, theirs)
                 if get_ident() == operation.context.thread:
                     compare()
                 else:
-                    operation.context.from_thread(compare)
+                    operation.context.post_to_loop(compare)
 
     def start(self, match: Match, operation: Operation) -> None:
         """Let the engine run the operation once all ranks have opened the board. See `CallPlan.start`.
 
-        If `finish_now` has already started it, only attach the match.
+        If `try_to_finish` has already started it, only attach the match.
         """
         run, self._started_early = self._started_early, None
         if run is not None and run.operation is operation:
-            run.attach(match)
+            run.attach_match(match)
             return
         run = HostRun(self, operation)
-        run.attach(match)
+        run.attach_match(match)
         if self.board.ready or self.board.lost is not None:
             run.begin()
         else:
             self.board.open(self.position, run.begin)
 
-    def look(self, match: Match, operation: Operation) -> bool:
+    def learn_shape_from_row(self, match: Match, operation: Operation) -> bool:
         """Let an operation without an array wait until another rank's row shows dtype and shape.
 
-        Return False, and do nothing, if the board is not ready. See `BaseEngine.look`.
+        Return False, and do nothing, if the board is not ready. See `BaseEngine.watch_remote_call`.
         """
-        if not self.takes_threads():
+        if not self.runs_in_any_thread():
             return False
-        run = HostLook(self, operation)
-        run.attach(match)
+        run = HostShapeWait(self, operation)
+        run.attach_match(match)
         run.begin()
         return True
 
@@ -267,18 +280,18 @@ class HostRun(OperationRun):
         memory: Keeps input and result alive while the engine uses them.
     """
 
-    __slots__ = ("_match", "_over", "_plan")
+    __slots__ = ("_is_over", "_match", "_plan")
 
     def __init__(self, plan: HostPlan, operation: Operation) -> None:
         self._plan, self.operation = plan, operation
         self._match: Match | None = None
         self.run: Run | None = None
-        self._over = False
+        self._is_over = False
         self.memory: object = None
 
     # -- beginning -----------------------------------------------------------------------------------------------------
 
-    def attach(self, match: Match) -> None:
+    def attach_match(self, match: Match) -> None:
         """Connect the run with the operation's match; from now on the run ends the operation.
 
         Called on the event loop's thread, or on a thread in its place.
@@ -306,14 +319,14 @@ class HostRun(OperationRun):
 
         Called on the event loop's thread, or on a thread in its place.
         """
-        if self._over:
+        if self._is_over:
             return
         board = self._plan.board
         if not board.ready:  # the board is lost
-            self._settle(self._error(engine.LOST))
+            self._settle(self._make_error(engine.LOST))
             return
         if not board.usable:
-            self._fall_back()
+            self._run_as_program()
             return
         try:
             self.submit()
@@ -329,28 +342,27 @@ class HostRun(OperationRun):
         if operation.memory is not None:
             source, target, self.memory, waited_for = operation.memory
         else:
-            source, target, home = self._find_arrays()
-        signature = plan.signature if plan.place == operation.place else plan.sign(operation.place)
+            source, target, home = self._find_addresses()
+        signature = plan.signature if plan.place == operation.place else plan.signature_at(operation.place)
         self.run = plan.board.submit(
             plan.table, self, number, plan.tag_base + ((number & 0xFFFF) << 8), source, target, operation.priority,
             plan.input_bytes, home, signature=signature, waited_for=waited_for,
         )  # fmt: skip
 
-    def _find_arrays(self) -> tuple[int, int, int]:
-        """Return the address of the input, the address of the result, and the offset of memory for a shared result.
+    def _find_addresses(self) -> tuple[int, int, int]:
+        """Return the addresses of input and result, and the offset of a shared result in this process's shared memory.
 
-        0 stands for none: the operation has no such array, or another rank provides the memory of the shared result.
-        The offset counts from the start of the memory that this process shares with others.
+        0 stands for none: there is no such array, or another rank provides the memory of the shared result.
         """
         plan, operation = self._plan, self.operation
         call, home = plan.call, 0
         if call.shared:
-            nbytes = prod(call.result_at(plan.position)) * cast("np.dtype[np.generic]", call.dtype).itemsize
+            nbytes = prod(call.result_shape_at(plan.position)) * cast("np.dtype[np.generic]", call.dtype).itemsize
             # Ranks provide the memory in turn, so that each gives an equal part of its memory.
             if nbytes and operation.seq % call.size == plan.position:
                 home = plan.board.loan_to_all(nbytes) or 0
         else:
-            operation.fit(call)
+            operation.prepare_result(call)
         source, target = self.memory = operation.source, operation.target
         start = 0 if source is None else address_of(source)
         return start, 0 if target is None or call.shared else address_of(target), home
@@ -367,29 +379,29 @@ class HostRun(OperationRun):
 
         If this process has other ranks of the group, do not poll: they may be the missing ones, and need the thread.
         """
-        if self.run is None or self._over:
+        if self.run is None or self._is_over:
             return
         patience, alone = self._plan.memory.patience, self._plan.communicator.local_count == 1
-        if self.run.state == engine.PENDING and alone and (look_s := patience.take()) > 0:
-            patience.learn(came=self._plan.board.engine.wait(self.run, look_s, look_s) != engine.PENDING)
+        if self.run.state == engine.PENDING and alone and (look_s := patience.next_poll_s()) > 0:
+            patience.record_poll(came=self._plan.board.engine.wait(self.run, look_s, look_s) != engine.PENDING)
         self.on_end()
 
-    def wait_here(self, handover: Handover, longest_s: float | None) -> None:
+    def wait_in_engine(self, handover: Handover, longest_s: float | None) -> None:
         """Wait for the operation in the calling thread, without the GIL, and end it in place of the event loop.
 
-        See `OperationRun.wait_here`.
+        See `OperationRun.wait_in_engine`.
         """
         run, board = self.run, self._plan.board
         if run is not None:
-            handover.wait_and_end(
+            handover.wait_and_end_operation(
                 lambda limit_s: board.engine.wait(run, limit_s, board.look_s) != engine.PENDING,
                 longest_s,
-                self._end_in_place,
+                self._end_if_finished,
                 self.on_end,
             )
 
-    def _end_in_place(self) -> bool:
-        """End the operation if the engine has finished it; return False if it has not, or only the loop may end it."""
+    def _end_if_finished(self) -> bool:
+        """Return False if the engine has not finished the operation, or only the loop may end it."""
         if self.operation.end_wakes_loop or self.run is None or self.run.state != engine.DONE:
             return False
         self.on_end()
@@ -403,22 +415,21 @@ class HostRun(OperationRun):
         Called on the event loop's thread, or on a thread in its place.
         """
         state = self.state
-        if self._over or self._match is None or state == engine.PENDING:
+        if self._is_over or self._match is None or state == engine.PENDING:
             return
         if state == engine.CANCELLED:  # the operation has failed or was cancelled before: only count its end
-            self._close()
-            self._plan.communicator.ended(self._match, self.operation)
+            self._release_memory()
+            self._plan.communicator.count_ended(self._match, self.operation)
         elif state == engine.HOMELESS:  # no rank had memory for the shared result
-            self._fall_back()
+            self._run_as_program()
         elif state != engine.DONE:
-            self._settle(self._error(state))
+            self._settle(self._make_error(state))
         elif self.operation.end_wakes_loop and get_ident() != self.operation.context.thread:
-            self.operation.context.from_thread(self.on_end)
+            self.operation.context.post_to_loop(self.on_end)
         else:
             self._settle(None)
 
     def _settle(self, error: BaseException | None) -> None:
-        """End the operation with the engine's result, or if `error` is not None, with this error."""
         assert self._match is not None, "this is a bug in overlap: an operation ends before its match"
         if error is None:
             try:
@@ -427,31 +438,33 @@ class HostRun(OperationRun):
                 error = raised
         if error is None:
             self._plan.record_end(self.operation)
-        self._close()
+        self._release_memory()
         self._plan.communicator.settle(self._match, self.operation, error)
 
     def set_shared_result(self) -> None:
         """Set the result of a `shared=True` operation: a read-only array in the memory that one of the ranks loans.
 
-        The owner of this memory is the rank whose turn it was (see `_find_arrays`). The loan is released once the array
-        and all views of it are gone. Does nothing if the result is not shared.
+        The owner of this memory is the rank whose turn it was (see `_find_addresses`). The loan is released once the
+        array and all views of it are gone. Does nothing if the result is not shared.
         """
         plan = self._plan
         if not plan.call.shared or self.operation.done:
             return
-        dtype, shape = cast("np.dtype[np.generic]", plan.call.dtype), plan.call.result_at(plan.position)
+        dtype, shape = cast("np.dtype[np.generic]", plan.call.dtype), plan.call.result_shape_at(plan.position)
         nbytes, owner = prod(shape) * dtype.itemsize, self.operation.seq % plan.call.size
         if not nbytes:
             self.operation.out = self.operation.target = np.empty(shape, dtype)
             return
         assert self.run is not None, "this is a bug in overlap: a result before its operation"
         home = self.run.home  # offset of the result in the owner's memory
-        release = plan.board.make_release(plan.position, owner, home, nbytes)
-        self.operation.out = held(plan.board.loan_view(owner, home, nbytes).toreadonly(), shape, dtype, release)
+        release = plan.board.make_loan_release(plan.position, owner, home, nbytes)
+        self.operation.out = array_in_loan(
+            plan.board.view_of_loan(owner, home, nbytes).toreadonly(), shape, dtype, release
+        )
         self.operation.target = self.operation.out
 
-    def _error(self, state: int) -> BaseException:
-        """Return the error of a state in which the engine has ended an operation."""
+    def _make_error(self, state: int) -> BaseException:
+        """Return the error for a state in which the engine has ended the operation."""
         if state == engine.NO_MEMORY:
             return MemoryError(
                 f"{self.operation.label}: there is no memory for its pieces; use smaller arrays, or fewer at once"
@@ -470,26 +483,26 @@ class HostRun(OperationRun):
             return SignatureMismatchError(theirs, src=members[position], dst=members[self._plan.position], tag=0)
         return LinkLostError(self._plan.board.lost or "the memory of a process of this host cannot be read")
 
-    def _fall_back(self) -> None:
-        """Run the operation as a program instead, because the engine cannot. Continues on the event loop's thread."""
+    def _run_as_program(self) -> None:
+        """Run the operation as a program, because the engine cannot. Continues on the event loop's thread."""
         context, communicator = self.operation.context, self._plan.communicator
         if get_ident() != context.thread:
-            context.from_thread(self._fall_back)
+            context.post_to_loop(self._run_as_program)
             return
-        if self._over:
+        if self._is_over:
             return
         if self.operation.memory is not None:
-            self._use_arrays()
-        self._close()
+            self._set_arrays_from_addresses()
+        self._release_memory()
         assert self._match is not None, "this is a bug in overlap: an operation falls back before its match"
         if self.operation.done:  # it has failed or was cancelled in the meantime
-            communicator.ended(self._match, self.operation)
+            communicator.count_ended(self._match, self.operation)
         else:
-            plan = self._plan.memory.program(communicator, self._plan.call, self.operation)
+            plan = self._plan.memory.make_program_plan(communicator, self._plan.call, self.operation)
             communicator.start_end(self._match, self.operation, plan)
 
-    def _use_arrays(self) -> None:
-        """Set the arrays of an operation that was issued with addresses, as a program needs arrays."""
+    def _set_arrays_from_addresses(self) -> None:
+        """Make arrays in the memory with which the operation was issued, because a program needs arrays."""
         call, operation = self._plan.call, self.operation
         assert operation.memory is not None, "this is a bug in overlap: an operation without memory has no arrays"
         source, target, operation.caller_out, _ = operation.memory  # `caller_out` keeps the memory alive
@@ -498,29 +511,29 @@ class HostRun(OperationRun):
             operation.input = operation.source = array_at(source, call.shape or (), call.dtype)
         if target:
             same = target == source and call.kind is Collective.ALL_REDUCE
-            out = operation.source if same else array_at(target, call.result_at(self._plan.position), call.dtype)
+            out = operation.source if same else array_at(target, call.result_shape_at(self._plan.position), call.dtype)
             operation.out = out
 
     def cancel(self) -> None:
         """Cancel the operation in the engine, and end it once the engine no longer uses memory of this rank."""
         # `cancel` returns False if the engine is at work on the operation: it then reports the end later.
-        if self._over or (self.run is not None and not self._plan.board.engine.cancel(self.run)):
+        if self._is_over or (self.run is not None and not self._plan.board.engine.cancel(self.run)):
             return
-        self._close()
+        self._release_memory()
         if self._match is not None:
-            self._plan.communicator.ended(self._match, self.operation)
+            self._plan.communicator.count_ended(self._match, self.operation)
 
-    def _close(self) -> None:
-        """Release the memory of the operation, and record that its bytes have stopped moving."""
-        self._over = True
+    def _release_memory(self) -> None:
+        """Release the memory, and record that the operation's bytes have stopped moving."""
+        self._is_over = True
         # A waiting thread may have seen the end first: then remove it from the ends that the event loop has yet to see.
         if self.run is not None and self.run.queued:
             self._plan.board.engine.forget(self.run)
         self.memory = None
-        self.operation.stopped()
+        self.operation.on_bytes_stopped()
 
 
-class HostLook(HostRun):
+class HostShapeWait(HostRun):
     """Wait of a rank without an array for the row of the root. The rank writes no row of its own."""
 
     __slots__ = ()
@@ -531,7 +544,7 @@ class HostLook(HostRun):
         tag = (operation.seq & 0xFFFF) << CHANNEL_BITS  # without a call, so that every row differs from it
         self.run = plan.board.submit(
             _table_until_root_writes(plan.position, plan.call.size, plan.call.root), self, operation.seq, tag, 0, 0,
-            operation.priority, 0, 0, signature=plan.sign(operation.place),
+            operation.priority, 0, 0, signature=plan.signature_at(operation.place),
         )  # fmt: skip
 
     def _settle(self, error: BaseException | None) -> None:
@@ -540,8 +553,8 @@ class HostLook(HostRun):
             super()._settle(error)
             return
         assert self._match is not None, "this is a bug in overlap: an operation ends before its match"
-        self._close()
-        self._plan.communicator.start_by_row(self._match, self.operation, error)
+        self._release_memory()
+        self._plan.communicator.start_with_board_row(self._match, self.operation, error)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -551,13 +564,8 @@ class HostLook(HostRun):
 def _packed_reducer(reducer: Reducer, size: int) -> tuple[object, object, int, int, bytes, int] | None:
     """Return a reducer in the form that the engine's tables take; None if the engine cannot run it.
 
-    Args:
-        reducer: The reducer.
-        size: Number of ranks, by which a mean is divided.
-
-    Returns:
-        Six values: numpy's ufunc; the ufunc that divides, or None; the number of the accumulator's dtype; the item size
-        of the arrays; the divisor as bytes; the number of the narrow dtype (`_NARROW`, `_MEANS`), or 0.
+    The values: numpy's ufunc; the ufunc that divides, or None; the number of the accumulator's dtype; the item size of
+    the arrays; the divisor (`size`) as bytes; the number of the narrow dtype (`_NARROW`, `_MEANS`), or 0.
     """
     dtype, kind = reducer.dtype, reducer.accumulator
     narrow = _NARROW.get(dtype.name, 0) or (_MEANS.get(dtype.kind, 0) if reducer.divides else 0)
@@ -575,7 +583,7 @@ def _packed_reducer(reducer: Reducer, size: int) -> tuple[object, object, int, i
 
 @lru_cache(maxsize=256)
 def _table_until_root_writes(position: int, size: int, root: int) -> Table:
-    """Return the table with which a rank reads no data, and only waits until the root has written its row."""
+    """Return the table with which a rank reads no data, and only waits for the root's row."""
     needed = bytes(rank == root for rank in range(size))
     return _table_without_data(position, size, flags=_LOOKS, needed=needed)
 
@@ -588,42 +596,30 @@ def _table_without_data(
     needed: bytes,
     reducer: tuple[object, object, int, int, bytes, int] | None = None,
 ) -> Table:
-    """Return a table without ranges to read.
-
-    Args:
-        position: Group rank.
-        size: Number of ranks.
-        flags: Sum of flags, such as `_LOOKS`.
-        needed: A byte for each rank: 1 if the rank's row is waited for, else 0.
-        reducer: Result of `_packed_reducer`, or None.
-    """
+    """Return a table without ranges. `needed` has a byte for each rank: 1 if its row is waited for, else 0."""
     nbytes = result_bytes = 0
     unread = (0, 0)
     return engine.Table(position, size, flags, nbytes, result_bytes, unread, needed, [], [], [], reducer)
 
 
-def _table(call: Call, position: int) -> Table:
-    """Return the table of a rank: the ranges of bytes that the engine reads from each rank to make the result.
+def _make_table(call: Call, position: int) -> Table:
+    """Return the ranges of bytes that the engine reads from each rank to make this rank's result.
 
-    The table of an all-reduce also has slices, unless the ranks have one shared result. The engine uses them for long
-    arrays: each rank reduces its own slice, and then collects the slices of the other ranks.
-
-    Args:
-        call: The call.
-        position: Group rank.
+    The table of an all-reduce also has slices, unless the ranks share one result. The engine uses them for long arrays:
+    each rank reduces its own slice, and then collects the slices of the other ranks.
     """
     kind, itemsize = call.kind, 1 if call.dtype is None else call.dtype.itemsize
     nbytes = 0 if call.dtype is None else prod(call.shape or ()) * itemsize
     has_slices = kind is Collective.ALL_REDUCE and not call.shared
     own_slice = reduced_slice(call, position)
-    ranges = result_pulls(call, position) if call.shared else pulls(call, position)
+    ranges = shared_result_pulls(call, position) if call.shared else pulls(call, position)
     has_result = call.shared or any(pull.size for pull in ranges)
-    unread_start, unread_stop = unread_range(call, position)
+    unread_start, unread_stop = unread_input_range(call, position)
     # With slices, other ranks read the whole input except the slice that this rank reduces.
     if has_slices and call.size > 2 and nbytes >= SLICED_BYTES:
         unread_start, unread_stop = own_slice.start, own_slice.start + own_slice.size
     needed = needed_positions(call, position)  # None: all
-    gives, from_root = is_read(call, position), kind in (Collective.BROADCAST, Collective.SCATTER)
+    gives, from_root = is_input_read(call, position), kind in (Collective.BROADCAST, Collective.SCATTER)
     conditions = {
         _NEEDS_ALL: needed is None,
         # Other ranks read this rank's input. In a shared result each rank writes its own part, except in an all-reduce.
@@ -639,18 +635,18 @@ def _table(call: Call, position: int) -> Table:
         call.size,
         sum(flag for flag, holds in conditions.items() if holds),
         nbytes,
-        prod(call.result_at(position)) * itemsize if has_result else 0,
+        prod(call.result_shape_at(position)) * itemsize if has_result else 0,
         (unread_start * itemsize, unread_stop * itemsize),
         bytes(needed is None or other in needed for other in range(call.size)),
-        _in_bytes(ranges, itemsize),
-        _in_bytes([own_slice] if has_slices else [], itemsize),
-        _in_bytes(collecting_pulls(call) if has_slices else [], itemsize),
+        _pulls_in_bytes(ranges, itemsize),
+        _pulls_in_bytes([own_slice] if has_slices else [], itemsize),
+        _pulls_in_bytes(collecting_pulls(call) if has_slices else [], itemsize),
         None if call.reducer is None else _packed_reducer(call.reducer, call.size),
     )
 
 
-def _in_bytes(ranges: Sequence[Pull], itemsize: int) -> list[tuple[int, int, list[tuple[int, int]]]]:
-    """Return pulls as the engine takes them, in bytes and without empty ones: (start, size, [(rank, start), ...])."""
+def _pulls_in_bytes(ranges: Sequence[Pull], itemsize: int) -> list[tuple[int, int, list[tuple[int, int]]]]:
+    """Return pulls as the engine takes them, without empty ones: (start, size, [(rank, start), ...])."""
     return [
         (start * itemsize, size * itemsize, [(rank, at * itemsize) for rank, at in sources])
         for start, size, sources in ranges

@@ -45,7 +45,7 @@ class InMemory:
         self._in_flight = 0
         self._idle = trio.Event()
 
-    def begin(self, match: Match, operation: Operation, call: Call) -> None:
+    def start_in_workers(self, match: Match, operation: Operation, call: Call) -> None:
         """Start a large operation of all ranks in worker threads.
 
         Args:
@@ -56,32 +56,28 @@ class InMemory:
         Raises:
             Unfit: There is no memory for the result of a rank.
         """
-        operation.lock()
+        operation.lock_arrays()
         operations = match.ends
-        done = partial(self._token.run_sync_soon, self._end_all, match, operation.started_ns)
-        self.workers.submit(pieces(operations, call), done, priority=min(end.urgency for end in operations))
-        self._in_flight += 1  # `_end_all` runs on this thread, so it cannot have run before this line
+        done = partial(self._token.run_sync_soon, self._end_operations, match, operation.started_ns)
+        self.workers.submit(
+            make_transfer_pieces(operations, call), done, priority=min(end.urgency for end in operations)
+        )
+        self._in_flight += 1  # `_end_operations` runs on this thread, so it cannot have run before this line
         for operation in operations:
             operation.start_moving(self)
 
     def cancel(self) -> None:
         """Do nothing: worker threads are not stopped, so the operation ends when their work has ended."""
 
-    def _end_all(self, match: Match, met_ns: int, error: BaseException | None = None) -> None:
-        """End the operations of all ranks, with an error if the transfers failed.
-
-        Args:
-            match: The match.
-            met_ns: Instant at which the last rank arrived.
-            error: First error of the transfers; None: no transfer has failed.
-        """
+    def _end_operations(self, match: Match, met_ns: int, error: BaseException | None = None) -> None:
+        """End the operations of all ranks; `error` is the first one of the transfers."""
         self._in_flight -= 1
         if not self._in_flight:
             self._idle.set()
         operations = match.ends
         for operation in operations:
-            operation.stopped()
-        end_ns, meeting = perf_counter_ns(), operations[0].describe(cast("Call", match.pattern), met_ns)
+            operation.on_bytes_stopped()
+        end_ns, meeting = perf_counter_ns(), operations[0].describe_meeting(cast("Call", match.pattern), met_ns)
         for operation in operations:
             if error is None:
                 operation.finish(end_ns, meeting)
@@ -104,12 +100,12 @@ class InProcessPlan(CallPlan):
         ranks: Number of ranks, for the size of the work.
     """
 
-    together = True
+    runs_all_ranks = True
 
     def __init__(self, memory: InMemory, call: Call, ranks: int) -> None:
         super().__init__(call)
-        self._memory, self._quietly = memory, memory.workers.quiet.run
-        self._at_once = call.work_bytes * ranks <= INLINE_BYTES
+        self._memory, self._run_without_warnings = memory, memory.workers.without_warnings.run
+        self._runs_at_once = call.work_bytes * ranks <= INLINE_BYTES
 
     def __str__(self) -> str:
         return "memory of this process"
@@ -119,11 +115,11 @@ class InProcessPlan(CallPlan):
         operations: list[Operation] = match  # type: ignore[assignment]  # a call of `cast` takes time
         # A single rank whose result array is its input has nothing to do.
         result_is_input = len(operations) == 1 and operation.out is operation.source is not None
-        if not (result_is_input or self._at_once):
-            self._memory.begin(match, operation, self.call)
+        if not (result_is_input or self._runs_at_once):
+            self._memory.start_in_workers(match, operation, self.call)
             return
-        self._quietly(run_here, operations, self.call)
-        end_ns, meeting = perf_counter_ns(), operations[0].describe(self.call, operation.started_ns)
+        self._run_without_warnings(run_in_this_thread, operations, self.call)
+        end_ns, meeting = perf_counter_ns(), operations[0].describe_meeting(self.call, operation.started_ns)
         for end in operations:
             end.finish(end_ns, meeting)
 
@@ -150,11 +146,11 @@ class MemoryTransfer:
                 target[...] = value
             return
         total = targets[0] if self.exclusive else np.empty_like(targets[0])
-        self.reducer.fold(self.sources, total)
+        self.reducer.reduce_into(self.sources, total)
         for target in targets[1:] if self.exclusive else targets:
             target[...] = total
 
-    def cut(self) -> Iterator[Callable[[], None]]:
+    def cut_in_pieces(self) -> Iterator[Callable[[], None]]:
         """Yield functions that each carry out a piece of about `PIECE_BYTES`, in any thread and any order."""
         length = max(1, PIECE_BYTES // max(1, self.sources[0].itemsize))
         for start in range(0, self.sources[0].size, length):
@@ -168,7 +164,7 @@ _TINY_BYTES = 16 << 10
 _SOURCE = attrgetter("source")
 
 
-def run_here(operations: Sequence[Operation], pattern: Call) -> None:
+def run_in_this_thread(operations: Sequence[Operation], pattern: Call) -> None:
     """Run one collective of all ranks in the calling thread; `out` of each operation is then the result.
 
     Args:
@@ -179,7 +175,7 @@ def run_here(operations: Sequence[Operation], pattern: Call) -> None:
         Unfit: There is no memory for the result of a rank.
     """
     if pattern.kind is ALL_REDUCE and pattern.nbytes <= _TINY_BYTES:  # sum up in one new array, and copy that
-        total = pattern.reducer.total(list(map(_SOURCE, operations)))  # type: ignore[union-attr]  # it reduces
+        total = pattern.reducer.reduce_to_new(list(map(_SOURCE, operations)))  # type: ignore[union-attr]  # it reduces
         for operation in operations:
             out, target = operation.out, operation.target
             if out is None:
@@ -187,22 +183,22 @@ def run_here(operations: Sequence[Operation], pattern: Call) -> None:
             else:
                 (out if target is None else target)[...] = total
         return
-    make_results(operations, pattern)
-    for transfer in _transfers(operations, pattern):
-        for piece in transfer.cut() if pattern.nbytes > PIECE_BYTES else (transfer.run,):
+    make_result_arrays(operations, pattern)
+    for transfer in _make_transfers(operations, pattern):
+        for piece in transfer.cut_in_pieces() if pattern.nbytes > PIECE_BYTES else (transfer.run,):
             piece()
 
 
-def pieces(operations: Sequence[Operation], pattern: Call) -> list[Callable[[], None]]:
+def make_transfer_pieces(operations: Sequence[Operation], pattern: Call) -> list[Callable[[], None]]:
     """Make the result arrays of one collective, and return its transfers as functions for the worker threads.
 
-    Arguments and errors: see `make_results`.
+    Arguments and errors: see `make_result_arrays`.
     """
-    make_results(operations, pattern)
-    return [piece for transfer in _transfers(operations, pattern) for piece in transfer.cut()]
+    make_result_arrays(operations, pattern)
+    return [piece for transfer in _make_transfers(operations, pattern) for piece in transfer.cut_in_pieces()]
 
 
-def make_results(operations: Sequence[Operation], pattern: Call) -> None:
+def make_result_arrays(operations: Sequence[Operation], pattern: Call) -> None:
     """Set the result array of every rank's operation; for a shared result, one array for all.
 
     Args:
@@ -214,7 +210,7 @@ def make_results(operations: Sequence[Operation], pattern: Call) -> None:
     """
     for operation in operations[:1] if pattern.shared else operations:
         try:
-            operation.fit(pattern)
+            operation.prepare_result(pattern)
         except Exception as error:
             raise Unfit(operation) from error
     if pattern.shared:
@@ -222,8 +218,7 @@ def make_results(operations: Sequence[Operation], pattern: Call) -> None:
             operation.out, operation.target = operations[0].out, operations[0].target
 
 
-def _transfers(operations: Sequence[Operation], pattern: Call) -> list[MemoryTransfer]:
-    """Return a collective as transfers between the arrays of its ranks. Arguments: see `make_results`."""
+def _make_transfers(operations: Sequence[Operation], pattern: Call) -> list[MemoryTransfer]:
     inputs = [None if operation.source is None else operation.source.reshape(-1) for operation in operations]
     results = [None if operation.target is None else operation.target.reshape(-1) for operation in operations]
     transfers = []

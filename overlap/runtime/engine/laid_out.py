@@ -30,7 +30,7 @@ _NOTHING = BufferRange(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class LaidStep:
+class LaidOutStep:
     """A step of a program, with its memory in the arrays, and the steps that wait for it."""
 
     step: Step  # the step of the program
@@ -52,11 +52,11 @@ class LaidStep:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class LaidOut:
+class LaidOutProgram:
     """A program laid out."""
 
-    steps: tuple[LaidStep, ...]  # by number
-    first: tuple[LaidStep, ...]  # steps that wait for nothing
+    steps: tuple[LaidOutStep, ...]  # by number
+    first: tuple[LaidOutStep, ...]  # steps that wait for nothing
     layout: BufferLayout  # layout of its memory
     rank: int  # group rank of this process's rank
     # for each step, how many steps it waits for before it begins: steps that must end, and the step before it in its
@@ -65,7 +65,9 @@ class LaidOut:
     before_work: Sequence[int]  # for each step, how many steps must end before it may work
 
 
-def lay_out(program: Program, buffers: Buffers, members: Sequence[int], *, blank: bool = False) -> LaidOut:
+def lay_out_program(
+    program: Program, buffers: Buffers, members: Sequence[int], *, blank: bool = False
+) -> LaidOutProgram:
     """Lay out a program on arrays. The result also serves operations with other arrays of these lengths and dtypes.
 
     A step begins, works and ends. Work is to move or reduce data here. If a step needs memory that an earlier step
@@ -79,17 +81,17 @@ def lay_out(program: Program, buffers: Buffers, members: Sequence[int], *, blank
     """
     queue_starts = [0, *accumulate(map(len, program.queues))]
     steps = [step for queue in program.queues for step in queue]
-    works = [not blank and _works(step, buffers) for step in steps]
+    works = [not blank and _has_work_here(step, buffers) for step in steps]
     # for each step, the steps that must end before it may begin, and before it may work
     before_begin, before_work = list[Numbers](), list[Numbers]()
     for start, queue in zip(queue_starts, program.queues, strict=False):
         before_begin += _new_waits_of_each_step(queue, start, queue_starts)
-        before_work += [()] * len(queue) if blank else _collisions(queue, start, buffers)
+        before_work += [()] * len(queue) if blank else _earlier_collisions(queue, start, buffers)
     for number, collisions in enumerate(before_work):
         if not works[number]:  # a receive in place changes memory as soon as it begins
             before_begin[number], before_work[number] = before_begin[number] + collisions, ()
-    lets_begin, lets_work = _followers(before_begin), _followers(before_work)
-    laid: list[LaidStep] = []
+    lets_begin, lets_work = _invert_waits(before_begin), _invert_waits(before_work)
+    laid: list[LaidOutStep] = []
     for number, step in enumerate(steps):
         sends, receives = step.kind is StepKind.SEND, step.kind is StepKind.RECV
         source = _NOTHING if receives else _find_range(step.src, buffers)
@@ -97,7 +99,7 @@ def lay_out(program: Program, buffers: Buffers, members: Sequence[int], *, blank
         message = source if sends else target
         itemsize = buffers.arrays[step.src.buffer].dtype.itemsize
         laid.append(
-            LaidStep(
+            LaidOutStep(
                 step=step,
                 number=number,
                 sends=sends,
@@ -118,7 +120,7 @@ def lay_out(program: Program, buffers: Buffers, members: Sequence[int], *, blank
         )
     # All steps except the first of a queue also wait until the step before has begun.
     begin_counts = [len(others) + (number not in queue_starts) for number, others in enumerate(before_begin)]
-    return LaidOut(
+    return LaidOutProgram(
         steps=tuple(laid),
         first=tuple(step for step in laid if not begin_counts[step.number]),
         layout=buffers.layout,
@@ -128,16 +130,15 @@ def lay_out(program: Program, buffers: Buffers, members: Sequence[int], *, blank
     )
 
 
-def _works(step: Step, buffers: Buffers) -> bool:
-    """Whether a step has work here: a send has none, nor has a receive whose bytes arrive in their place."""
+def _has_work_here(step: Step, buffers: Buffers) -> bool:
+    """Whether data is moved or added here: not by a send, nor by a receive whose bytes arrive in their place."""
     same = buffers.arrays[step.src.buffer].dtype == buffers.arrays[step.dst.buffer].dtype
     in_place = step.kind is StepKind.RECV and step.op is Op.MOVE and same
     return step.kind is not StepKind.SEND and not in_place
 
 
 def _find_range(extent: Extent, buffers: Buffers) -> BufferRange:
-    """Return the elements of an extent in the array of its buffer."""
-    return BufferRange(int(extent.buffer), *buffers.layout.bounds(extent))
+    return BufferRange(int(extent.buffer), *buffers.layout.element_range(extent))
 
 
 #: Number of steps of a queue of receives that may be in flight: enough for all slices of a step, and the work on them.
@@ -152,13 +153,9 @@ _Touched: TypeAlias = tuple[Array, list[Array]]  # the array that a step writes,
 def _new_waits_of_each_step(queue: Sequence[Step], start: int, first: Sequence[int]) -> Iterator[Numbers]:
     """Yield for each step of a queue the numbers of the steps whose end it waits for, without repetitions.
 
-    These are the steps of other queues in `Step.waits`, except those that an earlier step of this queue waits for
-    already. In a queue of receives, a step also waits for the step `AHEAD` places before it.
-
-    Args:
-        queue: The steps of one queue.
-        start: Number of the first step of this queue.
-        first: For each queue, the number of its first step.
+    These are the steps in `Step.waits`, except those that an earlier step of this queue waits for already. In a queue
+    of receives, a step also waits for the step `AHEAD` places before it. `start` is the number of the queue's first
+    step; `first` has this number of every queue.
     """
     waited_stop = list(first)  # for each queue, the number after the last step that is waited for
     for at, step in enumerate(queue):
@@ -169,15 +166,11 @@ def _new_waits_of_each_step(queue: Sequence[Step], start: int, first: Sequence[i
         yield tuple(numbers)
 
 
-def _collisions(queue: Sequence[Step], start: int, buffers: Buffers) -> Iterator[Numbers]:
+def _earlier_collisions(queue: Sequence[Step], start: int, buffers: Buffers) -> Iterator[Numbers]:
     """Yield for each step of a queue the numbers of earlier steps that it collides with, see `_collide`.
 
-    Only the last `AHEAD - 1` steps before it are compared: earlier ones cannot run at the same time.
-
-    Args:
-        queue: The steps of one queue.
-        start: Number of the first step of this queue.
-        buffers: The arrays.
+    Only the last `AHEAD - 1` steps before it are compared: earlier ones cannot run at the same time. The first step of
+    the queue has the number `start`.
     """
     if queue and queue[0].kind is StepKind.SEND:  # sends only read, so they collide with nothing
         yield from [()] * len(queue)
@@ -202,8 +195,8 @@ def _collide(first: _Touched, second: _Touched) -> bool:
     )
 
 
-def _followers(before: Sequence[Numbers]) -> list[Numbers]:
-    """Return for each step the steps that wait for it, given for each step the steps that it waits for."""
+def _invert_waits(before: Sequence[Numbers]) -> list[Numbers]:
+    """Return for each step the steps that wait for it, given for each the steps that it waits for."""
     after: list[list[int]] = [[] for _ in before]
     for number, others in enumerate(before):
         for other in others:

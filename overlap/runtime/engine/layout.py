@@ -21,12 +21,12 @@ class BufferLayout:
     reducer: Reducer | None  # None: nothing is reduced
     contributions: int  # Number of inputs in each result, by which a mean is divided
 
-    def bounds(self, extent: Extent) -> tuple[int, int]:
+    def element_range(self, extent: Extent) -> tuple[int, int]:
         """Return the elements [start, stop) of an extent in the array of its buffer."""
-        return self._offset(extent.buffer, extent.slot), self._offset(extent.buffer, extent.slot + extent.count)
+        return self._slot_start(extent.buffer, extent.slot), self._slot_start(extent.buffer, extent.slot + extent.count)
 
-    def _offset(self, buffer: Buffer, slot: int) -> int:
-        """Return the first element of a slot. With blocks of 5 elements and 2 slots: 0, 3, 5, 8, 10, ..."""
+    def _slot_start(self, buffer: Buffer, slot: int) -> int:
+        """With blocks of 5 elements and 2 slots, slots begin at 0, 3, 5, 8, 10, ..."""
         block, index = divmod(slot, self.slots)
         return block * self.block + min(index * -(-self.block // self.slots), self.block)
 
@@ -37,8 +37,8 @@ class UnevenLayout(BufferLayout):
 
     starts: tuple[list[int], ...]  # By buffer: first element of each block; see `uneven.block_starts`
 
-    def _offset(self, buffer: Buffer, slot: int) -> int:
-        """Return the first element of a slot; the length of slots depends on the block."""
+    def _slot_start(self, buffer: Buffer, slot: int) -> int:
+        """The length of slots depends on the block."""
         starts, (block, index) = self.starts[buffer], divmod(slot, self.slots)
         length = starts[block + 1] - starts[block]
         return starts[block] + min(index * -(-length // self.slots), length)
@@ -57,7 +57,7 @@ class Buffers:
 
     def view(self, extent: Extent) -> Array:
         """Return the elements of an extent, as a view of the buffer's array."""
-        start, stop = self.layout.bounds(extent)
+        start, stop = self.layout.element_range(extent)
         return self.arrays[extent.buffer][start:stop]
 
     def bytes_of(self, buffer: int, part: slice) -> memoryview:
@@ -77,28 +77,28 @@ class ThinLayout(BufferLayout):
 
     runs: Runs  # The slots of SCRATCH that have memory
 
-    def elements(self) -> int:
+    def scratch_elements(self) -> int:
         """Return the number of elements of SCRATCH."""
         return sum(map(self._run_length, self.runs))
 
     def _run_length(self, run: tuple[int, int]) -> int:
-        """Return the number of elements of a run of slots."""
+        """Return the number of elements."""
         first, stop = run
-        return self._offset(Buffer.SCRATCH, stop) - self._offset(Buffer.SCRATCH, first)
+        return self._slot_start(Buffer.SCRATCH, stop) - self._slot_start(Buffer.SCRATCH, first)
 
-    def bounds(self, extent: Extent) -> tuple[int, int]:
+    def element_range(self, extent: Extent) -> tuple[int, int]:
         """Return the elements [start, stop) of an extent in the array of its buffer."""
-        start, stop = BufferLayout.bounds(self, extent)
+        start, stop = BufferLayout.element_range(self, extent)
         if extent.buffer is not Buffer.SCRATCH:
             return start, stop
         at = bisect_right(self.runs, (extent.slot + 1, 0)) - 1  # the last run that begins at the slot or before
         before = sum(map(self._run_length, self.runs[:at]))
         # The run begins behind the elements of earlier runs, not where it would with all slots.
-        moved = before - self._offset(Buffer.SCRATCH, self.runs[at][0])
+        moved = before - self._slot_start(Buffer.SCRATCH, self.runs[at][0])
         return start + moved, stop + moved
 
 
-def scratch_runs(program: Program) -> Runs:
+def used_scratch_runs(program: Program) -> Runs:
     """Return the slots of SCRATCH that a rank's program reads or writes, as runs of consecutive slots."""
     slots = set[int]()
     for step in chain.from_iterable(program.queues):

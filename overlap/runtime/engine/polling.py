@@ -37,7 +37,7 @@ def poll_wires(
         if perf_counter() >= latest_s:
             return
     patience = next(iter(wires.values())).polling_patience  # of the first wire; None: longer polling does not pay
-    if patience is None or over() or not (patience_s := patience.take()):
+    if patience is None or over() or not (patience_s := patience.next_poll_s()):
         return
     until_s = perf_counter() + patience_s
     while not over() and (now_s := perf_counter()) < until_s:
@@ -47,16 +47,16 @@ def poll_wires(
         looked_s = perf_counter()
         sched_yield()
         back_s = perf_counter()
-        if patience.leave_if_crowded(back_s - looked_s):
+        if patience.leave_crowded_core(back_s - looked_s):
             until_s = min(back_s + patience_s, latest_s)
         elif back_s - now_s > long_turn_s:
-            patience.give_up()
+            patience.pause_polling()
             return
-    patience.learn(came=over())
+    patience.record_poll(came=over())
 
 
 def _process_arrivals(wires: Mapping[int, Wire]) -> bool:
-    """Process arrived messages, and return whether there were any."""
+    """Return whether any message had arrived."""
     progressed = False
     for peer, wire in wires.items():
         progressed = wire.catch_up(peer) or progressed

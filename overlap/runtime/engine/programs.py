@@ -14,7 +14,7 @@ from ..match import Match
 from ..operation import Operation
 from ..plan import CallPlan
 from .compiler import Compiled
-from .execution import Execution, Station
+from .execution import Execution, ProgramResources
 
 if TYPE_CHECKING:
     from .real_engine import RealEngine
@@ -30,7 +30,7 @@ class ProgramPlan(CallPlan):
     """
 
     _compiled: Compiled
-    _station: Station | None = None
+    _resources: ProgramResources | None = None
 
     def __init__(self, engine: RealEngine, communicator: Communicator, call: Call) -> None:
         super().__init__(call)
@@ -38,26 +38,26 @@ class ProgramPlan(CallPlan):
         self.lasts: bool = not call.counts  # uneven blocks seldom repeat
 
     def __str__(self) -> str:
-        if self._station is None:
+        if self._resources is None:
             return "program"
-        return f"program {self._compiled.schedule.algorithm} over {self._station.wire_kind}"
+        return f"program {self._compiled.schedule.algorithm} over {self._resources.wire_kind}"
 
     def start(self, match: Match, operation: Operation) -> None:
         """Start the program for an operation: its first messages leave at once, without a task."""
         communicator = self._communicator
-        if self._station is None:
+        if self._resources is None:
             position = operation.port.position
             self._compiled = self._engine.compiler.compile(self.call, communicator.members, position)
-            self._station = self._engine.station(operation.context, communicator.members)
+            self._resources = self._engine.program_resources(operation.context, communicator.members)
         operation.algorithm = self._compiled.schedule.algorithm
-        operation.fit(self.call)
+        operation.prepare_result(self.call)
         execution = Execution(
-            *self._compiled.lay_out(operation),
-            self._station,
-            tag=communicator.tag(operation.seq),
+            *self._compiled.lay_out_on_arrays(operation),
+            self._resources,
+            tag=communicator.first_transport_tag(operation.seq),
             priority=operation.urgency,
             spawn=operation.context.spawn,
-            signature=self.sign(operation.place) if communicator.spans else None,
+            signature=self.signature_at(operation.place) if communicator.spans else None,
         )
         operation.start_moving(execution)
         over = execution.begin(partial(self._end_operation, match, operation))
@@ -66,29 +66,23 @@ class ProgramPlan(CallPlan):
             self._end_operation(match, operation, None)
 
     def _end_operation(self, match: Match, operation: Operation, error: BaseException | None) -> None:
-        """End an operation whose program is over.
+        """End an operation whose program is over; `error` is the first one of its steps.
 
         If a rank of this process has not arrived yet, a task ends the operation a turn of the event loop later, because
         the calls may still turn out to disagree.
-
-        Args:
-            match: The match of the operation.
-            operation: The rank's operation.
-            error: First error of the program; None: no step has failed.
         """
         elsewhere = get_ident() != operation.context.thread
         if elsewhere and (error is not None or operation.end_wakes_loop or self._communicator.local_count > 1):
-            operation.context.from_thread(self._end_operation, match, operation, error)
+            operation.context.post_to_loop(self._end_operation, match, operation, error)
         elif error is None and match.arrived < self._communicator.local_count:
-            operation.context.spawn(self._end_soon, match, operation)
+            operation.context.spawn(self._end_next_turn, match, operation)
         else:
-            operation.stopped()
+            operation.on_bytes_stopped()
             self._communicator.settle(match, operation, error)
 
-    async def _end_soon(self, match: Match, operation: Operation) -> None:
-        """End an operation in the next turn of the event loop."""
+    async def _end_next_turn(self, match: Match, operation: Operation) -> None:
         try:
             await trio.lowlevel.checkpoint()
         finally:
-            operation.stopped()
+            operation.on_bytes_stopped()
         self._communicator.settle(match, operation, None)

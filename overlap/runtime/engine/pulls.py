@@ -53,11 +53,11 @@ def pulls(call: Call, position: int) -> Sequence[Pull]:
 
 def moves(call: Call) -> Sequence[MemoryMove]:
     """Return the moves that make the results of all ranks; of a shared result, those of the first rank alone."""
-    return _moves(call) if call.counts or call.size > _KEPT_RANKS else _kept_moves(call)
+    return _make_moves(call) if call.counts or call.size > _KEPT_RANKS else _cached_moves(call)
 
 
-def _moves(call: Call) -> Sequence[MemoryMove]:
-    """Return the same as `moves`, without a cache."""
+def _make_moves(call: Call) -> Sequence[MemoryMove]:
+    """Do the work of `moves`, without a cache."""
     positions = range(1 if call.shared else call.size)
     # Ranks with equal results have the same pulls.
     sharing = [positions] if call.kind in _ALIKE else [(position,) for position in positions]
@@ -69,22 +69,22 @@ def _moves(call: Call) -> Sequence[MemoryMove]:
     ]
 
 
-_kept_moves = lru_cache(maxsize=256)(_moves)
+_cached_moves = lru_cache(maxsize=256)(_make_moves)
 
 
 def reduced_slice(call: Call, position: int) -> Pull:
     """Return the pull of the slice that the rank at a position reduces in an all-reduce."""
-    start, stop = _slice(call, position)
+    start, stop = _slice_bounds(call, position)
     return Pull(start, stop - start, tuple((other, start) for other in range(call.size)))
 
 
 def collecting_pulls(call: Call) -> list[Pull]:
     """Return the pulls that collect the slices of an all-reduce, each from the result of the rank that reduced it."""
-    slices = [(other, *_slice(call, other)) for other in range(call.size)]
+    slices = [(other, *_slice_bounds(call, other)) for other in range(call.size)]
     return [Pull(start, stop - start, ((other, start),)) for other, start, stop in slices]
 
 
-def result_pulls(call: Call, position: int) -> list[Pull]:
+def shared_result_pulls(call: Call, position: int) -> list[Pull]:
     """Return the pulls by which the rank at a position writes its part of a result that all ranks share.
 
     In an all-reduce the part is its slice; in a broadcast the root writes everything; in an all-gather its own block.
@@ -96,7 +96,7 @@ def result_pulls(call: Call, position: int) -> list[Pull]:
     return [pulls(call, position)[position]]
 
 
-def is_read(call: Call, position: int) -> bool:
+def is_input_read(call: Call, position: int) -> bool:
     """Whether another rank reads the input of the rank at a position."""
     if call.kind in (Collective.BROADCAST, Collective.SCATTER):
         return position == call.root
@@ -117,7 +117,7 @@ def needed_positions(call: Call, position: int) -> tuple[int, ...] | None:
 
 
 @lru_cache(maxsize=256)
-def unread_range(call: Call, position: int) -> tuple[int, int]:
+def unread_input_range(call: Call, position: int) -> tuple[int, int]:
     """Return the elements [start, stop) of a rank's own input that no other rank reads; (0, 0) if there are none."""
     if call.kind in _CUTTING:
         for pull in pulls(call, position):
@@ -127,42 +127,36 @@ def unread_range(call: Call, position: int) -> tuple[int, int]:
     return 0, 0
 
 
-def _slice(call: Call, position: int) -> tuple[int, int]:
-    """Return the elements [start, stop) that the rank at a position reduces in an all-reduce."""
+def _slice_bounds(call: Call, position: int) -> tuple[int, int]:
+    """Return the elements [start, stop) that the rank reduces in an all-reduce."""
     size = prod(call.shape or ())
     return position * size // call.size, (position + 1) * size // call.size
 
 
-def _fold(call: Call, size: int, start: int = 0) -> list[Pull]:
+def _fold_pulls(call: Call, size: int, start: int = 0) -> list[Pull]:
     """Return the pull of a whole result, reduced from `size` elements of every rank's input, from `start` on."""
     return [Pull(0, size, tuple((other, start) for other in range(call.size)))]
 
 
-def _reduce_scatter(call: Call, position: int, size: int) -> list[Pull]:
-    """Return the pull that reduces the block of the rank at a position; see `_PULLS` for the arguments."""
+def _reduce_scatter_pulls(call: Call, position: int, size: int) -> list[Pull]:
+    """Return the pull that reduces the rank's block; see `_PULLS` for the arguments."""
     start, stop = _block_bounds(call, size // call.size)[position : position + 2]
-    return _fold(call, stop - start, start)
+    return _fold_pulls(call, stop - start, start)
 
 
-def _all_gather(call: Call, size: int) -> list[Pull]:
-    """Return a pull of the whole input of each rank; inputs have `size` elements, unless the call has counts."""
+def _all_gather_pulls(call: Call, size: int) -> list[Pull]:
+    """Pull each rank's whole input: `size` elements, unless the call has counts."""
     blocks = pairwise(_block_bounds(call, size))
     return [Pull(start, stop - start, ((other, 0),)) for other, (start, stop) in enumerate(blocks)]
 
 
-def _all_to_all(call: Call, position: int, size: int) -> list[Pull]:
-    """Return a pull of the block that each rank has for the rank at a position.
-
-    Args:
-        call: The call; its counts, if any, give the lengths of blocks.
-        position: Position of the rank that receives.
-        size: Number of elements of an input, if blocks are equal.
-    """
+def _all_to_all_pulls(call: Call, position: int, size: int) -> list[Pull]:
+    """Return a pull of the block that each rank has for this one. Equal blocks are parts of `size` elements."""
     if not call.counts:
         block = size // call.size
         return [Pull(other * block, block, ((other, position * block),)) for other in range(call.size)]
     ranges, offset = [], 0
-    for other, bounds in enumerate(_given_bounds(call)):
+    for other, bounds in enumerate(_uneven_block_bounds(call)):
         start, stop = bounds[position : position + 2]
         ranges.append(Pull(offset, stop - start, ((other, start),)))
         offset += stop - start
@@ -170,40 +164,35 @@ def _all_to_all(call: Call, position: int, size: int) -> list[Pull]:
 
 
 def _block_bounds(call: Call, equal_elements: int) -> list[int]:
-    """Return the first element of each rank's block, then the end of the last block.
-
-    Args:
-        call: The call; its counts, if any, give the lengths of blocks.
-        equal_elements: Elements of each block, if the call has no counts.
-    """
+    """Return the first element of each rank's block, as the call's counts or `equal_elements` say, and the end."""
     row = prod(call.result_shape[1:])
     sizes = [count * row for count in call.counts] if call.counts else [equal_elements] * call.size
     return [0, *accumulate(sizes)]
 
 
 @lru_cache(maxsize=8)
-def _given_bounds(call: Call) -> list[list[int]]:
-    """Return for each rank the first element of each block of its input, then the end of the last block."""
+def _uneven_block_bounds(call: Call) -> list[list[int]]:
+    """Return for each rank the first element of each block of its input, and the end of the last one."""
     n, row = call.size, prod(call.result_shape[1:])  # `counts` is a table with n lines of n numbers, flattened
     return [[0, *accumulate(count * row for count in call.counts[at : at + n])] for at in range(0, n * n, n)]
 
 
-def _scatter(call: Call, position: int, size: int) -> list[Pull]:
-    """Return the pull of the block for the rank at a position from the root; see `_PULLS` for the arguments."""
+def _scatter_pulls(call: Call, position: int, size: int) -> list[Pull]:
+    """Pull the rank's block from the root; see `_PULLS` for the arguments."""
     block = size // call.size
     return [Pull(0, block, ((call.root, position * block),))]
 
 
 # Pulls by kind: functions of the call, the position of the rank, and the elements of an input.
 _PULLS: dict[Collective, Callable[[Call, int, int], list[Pull]]] = {
-    Collective.ALL_REDUCE: lambda call, _, size: _fold(call, size),
-    Collective.REDUCE: lambda call, position, size: _fold(call, size) if position == call.root else [],
-    Collective.REDUCE_SCATTER: _reduce_scatter,
-    Collective.ALL_GATHER: lambda call, _, size: _all_gather(call, size),
-    Collective.GATHER: lambda call, position, size: _all_gather(call, size) if position == call.root else [],
-    Collective.ALL_TO_ALL: _all_to_all,
+    Collective.ALL_REDUCE: lambda call, _, size: _fold_pulls(call, size),
+    Collective.REDUCE: lambda call, position, size: _fold_pulls(call, size) if position == call.root else [],
+    Collective.REDUCE_SCATTER: _reduce_scatter_pulls,
+    Collective.ALL_GATHER: lambda call, _, size: _all_gather_pulls(call, size),
+    Collective.GATHER: lambda call, position, size: _all_gather_pulls(call, size) if position == call.root else [],
+    Collective.ALL_TO_ALL: _all_to_all_pulls,
     Collective.BROADCAST: lambda call, _, size: [Pull(0, size, ((call.root, 0),))],
-    Collective.SCATTER: _scatter,
+    Collective.SCATTER: _scatter_pulls,
     Collective.PERMUTE: lambda call, to, size: [Pull(0, size, ((src, 0),)) for src, dst in call.pairs if dst == to],
     Collective.BARRIER: lambda _, __, ___: [],
     # the sender is at position 0, the receiver at 1

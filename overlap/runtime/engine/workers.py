@@ -40,9 +40,9 @@ class _WorkerJob:
 
 
 def _context_without_warnings() -> Context:
-    """Return a context in which numpy does not warn, such as of an infinite gradient, which the program has to judge.
+    """Return a context in which numpy does not warn, such as of an infinite gradient: the program has to judge that.
 
-    numpy keeps this setting in the context. To run in a context made beforehand takes a tenth of `np.errstate`.
+    To run in a context made beforehand takes a tenth of the time of `np.errstate`.
     """
     context = copy_context()
     context.run(np.seterr, all="ignore")
@@ -56,17 +56,17 @@ class Workers:
         threads: Greatest number of threads; None: one for each core.
 
     Attributes:
-        quiet: Context without numpy's warnings, for small work on the event loop; the threads have one, too.
+        without_warnings: Context without numpy's warnings, for small work on the event loop; the threads have one, too.
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        self.quiet: Context = _context_without_warnings()
-        self._size = threads or os.cpu_count() or 1
+        self.without_warnings: Context = _context_without_warnings()
+        self._thread_count = threads or os.cpu_count() or 1
         self._jobs: list[tuple[int, int, _WorkerJob]] = []  # a heap, by priority, then by order of submission
-        self._order = itertools.count()
+        self._job_numbers = itertools.count()
         self._lock = threading.Lock()
         # True wakes a thread for work, False ends a thread. It takes a third of the time of a `Condition`.
-        self._bell: SimpleQueue[bool] = SimpleQueue()
+        self._wakeups: SimpleQueue[bool] = SimpleQueue()
         self._threads: list[threading.Thread] = []
 
     def submit(self, pieces: Sequence[Piece], done: Callable[[BaseException | None], None], *, priority: int) -> None:
@@ -82,9 +82,9 @@ class Workers:
             return
         self._start_threads()
         with self._lock:
-            heapq.heappush(self._jobs, (priority, next(self._order), _WorkerJob(pieces, done)))
-        for _ in range(min(len(pieces), self._size)):
-            self._bell.put(True)
+            heapq.heappush(self._jobs, (priority, next(self._job_numbers), _WorkerJob(pieces, done)))
+        for _ in range(min(len(pieces), self._thread_count)):
+            self._wakeups.put(True)
 
     def limit_threads(self, processes_on_host: int) -> None:
         """Limit the number of threads to this process's share of the cores. Threads that exist already remain.
@@ -94,22 +94,22 @@ class Workers:
 
         Measured on 64 MiB, 2 and 4 processes on 2 cores: one thread in each is 4 % faster than two.
         """
-        self._size = max(1, min(self._size, (os.cpu_count() or 1) // processes_on_host))
+        self._thread_count = max(1, min(self._thread_count, (os.cpu_count() or 1) // processes_on_host))
 
     def close(self) -> None:
         """Wait until the running jobs have finished, and join the threads."""
         for _ in self._threads:
-            self._bell.put(False)  # ends one thread
+            self._wakeups.put(False)  # ends one thread
         for thread in self._threads:
             thread.join()
         self._threads.clear()
 
     def _start_threads(self) -> None:
-        """Start missing worker threads."""
-        while len(self._threads) < self._size:
+        """Start the threads that are missing."""
+        while len(self._threads) < self._thread_count:
             thread = threading.Thread(
                 target=_context_without_warnings().run,
-                args=(self._work,),
+                args=(self._run_worker,),
                 name=f"overlap-reduce-{len(self._threads)}",
                 daemon=True,
             )
@@ -117,7 +117,7 @@ class Workers:
             self._threads.append(thread)
 
     def _take_piece(self) -> tuple[_WorkerJob, Piece] | None:
-        """Return the most urgent job and its next piece, or None without a job."""
+        """Return the most urgent job and its next piece; None without a job."""
         with self._lock:
             if not self._jobs:
                 return None
@@ -128,15 +128,15 @@ class Workers:
                 heapq.heappop(self._jobs)
             return job, piece
 
-    def _work(self) -> None:
-        """Body of a worker thread: do pieces whenever the bell has True, until it has False."""
-        while self._bell.get():
+    def _run_worker(self) -> None:
+        """Run pieces at each True of `_wakeups`, until it has False. This is the body of a worker thread."""
+        while self._wakeups.get():
             while (taken := self._take_piece()) is not None:
-                self._do_piece(*taken)
+                self._run_piece(*taken)
                 del taken  # an idle thread must not keep arrays alive
 
-    def _do_piece(self, job: _WorkerJob, piece: Piece) -> None:
-        """Do a piece of a job, and record an error. After the last piece, call the job's `done`."""
+    def _run_piece(self, job: _WorkerJob, piece: Piece) -> None:
+        """Run a piece, and record its error. After the last piece, call the job's `done`."""
         try:
             piece()
         except BaseException as error:

@@ -22,7 +22,7 @@ def metadata(values: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> Array
     return np.asarray(values, dtype).view(Metadata)
 
 
-def read_only(array: Array) -> Array:
+def as_read_only(array: Array) -> Array:
     """Return a view of a C-contiguous array that is read-only, and cannot be made writable again.
 
     An array that is read-only already, or empty, is returned itself.
@@ -34,7 +34,7 @@ def read_only(array: Array) -> Array:
     return np.frombuffer(view, np.uint8).view(array.dtype).reshape(array.shape)
 
 
-class _Memory:
+class _LoanedMemory:
     """Owner of loaned memory. Arrays in the memory and their views refer to it: after the last of them it is freed.
 
     (The `base` of a view is this object, or an array whose `base` is this object.)
@@ -57,7 +57,9 @@ class _Memory:
         self._dropped()
 
 
-def held(view: memoryview, shape: tuple[int, ...], dtype: np.dtype[np.generic], dropped: Callable[[], None]) -> Array:
+def array_in_loan(
+    view: memoryview, shape: tuple[int, ...], dtype: np.dtype[np.generic], dropped: Callable[[], None]
+) -> Array:
     """Return an array in loaned memory.
 
     Args:
@@ -68,7 +70,7 @@ def held(view: memoryview, shape: tuple[int, ...], dtype: np.dtype[np.generic], 
             as the garbage collector may run anywhere.
     """
     assert view.nbytes == prod(shape) * dtype.itemsize, "an array fills its memory"
-    flat = np.asarray(_Memory(view, dropped))
+    flat = np.asarray(_LoanedMemory(view, dropped))
     return flat.view(dtype).reshape(shape)
 
 
@@ -93,7 +95,7 @@ def common_array(
     loaned = loan(nbytes) if nbytes > _LEAST_BYTES else None
     if loaned is None:
         return None
-    array = held(loaned[0], sizes, dtype, loaned[1])
+    array = array_in_loan(loaned[0], sizes, dtype, loaned[1])
     array.reshape(-1).view("u1")[...] = 0
     return array
 

@@ -63,7 +63,7 @@ class BufferLocks:
                     continue
                 if array.flags.writeable:
                     array.setflags(False)  # type: ignore[call-arg]  # by position: half the time
-                elif not self._claim(array):
+                elif not self._remove_waiting_view(array):
                     held = tuple(other for other in held if other is not array)
                     continue
                 users[key] = _ONE if array is not written else _ONE | _WRITTEN
@@ -91,11 +91,11 @@ class BufferLocks:
                     try:
                         array.setflags(True)  # type: ignore[call-arg]
                     except ValueError:
-                        self._wait_for_base(array)
+                        self._add_waiting_for_base(array)
         finally:
             self._lock.release()
 
-    def follow(self, views: Iterable[Array], arrays: Iterable[Array]) -> None:
+    def unlock_with_base(self, views: Iterable[Array], arrays: Iterable[Array]) -> None:
         """Let views that are read-only because their base is locked become writable together with the base.
 
         Args:
@@ -108,10 +108,10 @@ class BufferLocks:
                 if view.flags.writeable or id(view) in users:
                     continue
                 if owners is None:
-                    owners = {id(_owner(array)): array for array in arrays}
-                array = owners.get(id(_owner(view)))
+                    owners = {id(_memory_owner(array)): array for array in arrays}
+                array = owners.get(id(_memory_owner(view)))
                 if array is not None:
-                    self._wait(view, array)
+                    self._add_waiting_view(view, array)
 
     # -- below: with the lock held ---------------------------------------------------------------------------------
 
@@ -120,40 +120,40 @@ class BufferLocks:
         try:
             array.setflags(True)  # type: ignore[call-arg]
         except ValueError:
-            self._wait_for_base(array)
+            self._add_waiting_for_base(array)
         for key, reference in self._waiting.pop(id(array), {}).items():
             del self._awaited[key]
             view = reference()
             if view is not None:
                 self._make_writable(view)
 
-    def _wait_for_base(self, view: Array) -> None:
-        """Let a view wait until its locked base is writable."""
+    def _add_waiting_for_base(self, view: Array) -> None:
+        """Let a view wait until its locked base is writable, unless the program made the base read-only."""
         base = view.base
         while isinstance(base, np.ndarray) and id(base) not in self._users:
             base = base.base
         if isinstance(base, np.ndarray):  # else the program made its base read-only
-            self._wait(view, base)
+            self._add_waiting_view(view, base)
 
-    def _wait(self, view: Array, array: Array) -> None:
-        """Let a view wait until an array is writable."""
-        self._forget(id(view))  # an earlier view with this id may have been freed while it waited
+    def _add_waiting_view(self, view: Array, array: Array) -> None:
+        """Let a view wait until `array` is writable."""
+        self._pop_waiting_view(id(view))  # an earlier view with this id may have been freed while it waited
         self._awaited[id(view)] = id(array)
         self._waiting.setdefault(id(array), {})[id(view)] = weakref.ref(view)
 
-    def _claim(self, view: Array) -> bool:
-        """Remove a read-only array from the waiting views; False if it is none: the program has made it read-only."""
-        reference = self._forget(id(view))
+    def _remove_waiting_view(self, view: Array) -> bool:
+        """Return False if it is not among the waiting views: the program has made it read-only."""
+        reference = self._pop_waiting_view(id(view))
         return reference is not None and reference() is view
 
-    def _forget(self, key: int) -> weakref.ref[Array] | None:
-        """Remove the view with an id from the waiting views, and return its reference; None if there is none."""
+    def _pop_waiting_view(self, key: int) -> weakref.ref[Array] | None:
+        """Remove the view with the id `key`, and return its reference; None if there is none."""
         awaited = self._awaited.pop(key, None)
         return None if awaited is None else self._waiting[awaited].pop(key)
 
 
-def _owner(array: Array) -> object:
-    """Return the object that owns an array's memory: the last one along the `base` attributes."""
+def _memory_owner(array: Array) -> object:
+    """Return the last object along the `base` attributes."""
     owner: object = array
     while isinstance(owner, np.ndarray) and owner.base is not None:
         owner = owner.base
@@ -184,12 +184,12 @@ def arrays_in(args: tuple[object, ...]) -> tuple[list[Array], list[object]]:
         if type(item) is _ndarray:
             arrays.append(item)
         elif type(item) not in _PLAIN:
-            return _search(args)
+            return _search_nested(args)
     return arrays, []
 
 
-def _search(args: tuple[object, ...]) -> tuple[list[Array], list[object]]:
-    """Return the arrays, and the objects of other types, in nested arguments."""
+def _search_nested(args: tuple[object, ...]) -> tuple[list[Array], list[object]]:
+    """Return the arrays, and the objects of other types."""
     arrays: list[Array] = []
     objects: list[object] = []
     items, seen = list(args), set[int]()
@@ -206,7 +206,7 @@ def _search(args: tuple[object, ...]) -> tuple[list[Array], list[object]]:
     return arrays, objects
 
 
-def explain(error: BaseException, operations: Sequence[Any], advice: str = _READ_ONLY) -> None:
+def explain_write_error(error: BaseException, operations: Sequence[Any], advice: str = _READ_ONLY) -> None:
     """Add a note to an error of the program that comes from a write into a locked array. Other errors stay as they are.
 
     Args:
@@ -236,7 +236,7 @@ def _holders_text(error: BaseException, operations: Sequence[Any]) -> str:
 
 
 def _values_in_line(frame: FrameType, line: int) -> list[object]:
-    """Return the values of the variables that a function uses in a line of its source."""
+    """Return the values of the variables that the function uses in a line of its source."""
     uses = [use.argval for use in dis.get_instructions(frame.f_code) if use.positions and use.positions.lineno == line]
     # An instruction such as LOAD_FAST_LOAD_FAST has a tuple of two variables.
     names = {name for use in uses for name in (use if isinstance(use, tuple) else (use,))}

@@ -66,21 +66,21 @@ _COUNTS_REFERENCES = platform.python_implementation() == "CPython" and getattr(s
 class _Lease(weakref.ref["Array"]):
     """The pool's record of a root; itself a weak reference to the array that was last made in the root."""
 
-    __slots__ = ("nbytes", "root", "since_ns")
+    __slots__ = ("idle_since_ns", "nbytes", "root")
     root: Root  # The memory
     nbytes: int  # Size of the memory
-    since_ns: int  # Time since which the memory has been idle
+    idle_since_ns: int  # Time since which the memory has been idle
 
 
-def _unused_count() -> int:
-    """Return what `getrefcount(lease.root)` returns for a root that only a lease refers to."""
+def _count_unused_references() -> int:
+    """Return what `getrefcount(lease.root)` returns if only a lease refers to the root."""
     array = np.empty(0, np.uint8)
     lease = _Lease(array)
     lease.root = np.empty(1, np.uint8)
     return getrefcount(lease.root)
 
 
-_UNUSED = _unused_count()
+_UNUSED_COUNT = _count_unused_references()
 
 
 class BufferPool:
@@ -108,7 +108,7 @@ class BufferPool:
         self._returned: deque[_Lease] = deque()  # leases whose array is gone, and that are not yet in `_idle`
         self._idle: defaultdict[int, deque[_Lease]] = defaultdict(deque)  # by size, least recently used first
         self._idle_bytes = self._used_bytes = self._hits = self._misses = self._dropped = 0
-        self._sweep_ns = now_ns() + IDLE_NS
+        self._next_sweep_ns = now_ns() + IDLE_NS
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
         """Return a C-contiguous array of arbitrary content, as `np.empty` does.
@@ -131,7 +131,7 @@ class BufferPool:
                 self._collect_returned_memory()
             root = self._take_root(size)
             array: Array = np.ndarray(shape, dtype, root)
-            lease = _Lease(array, self._on_dropped)
+            lease = _Lease(array, self._on_array_dropped)
             lease.root, lease.nbytes = root, size
             self._leased[id(lease)] = lease
             self._used_bytes += size
@@ -166,11 +166,11 @@ class BufferPool:
     # -- below: with the lock held ---------------------------------------------------------------------------------
 
     def _take_root(self, size: int) -> Root:
-        """Return memory of a size: idle memory, or new memory if there is none."""
+        """Return idle memory of this size, or new memory if there is none."""
         idle = self._idle[size]
         for _ in range(min(_TRIES, len(idle))):
             lease = idle.pop()  # the most recently used: its pages may be in a cache
-            if getrefcount(lease.root) == _UNUSED:
+            if getrefcount(lease.root) == _UNUSED_COUNT:
                 self._hits += 1
                 self._idle_bytes -= size
                 return lease.root
@@ -179,7 +179,7 @@ class BufferPool:
         try:
             return np.empty(size, np.uint8)
         except MemoryError:  # free all idle memory, and try again
-            self._drop_idle(0, 0)
+            self._free_idle_memory(0, 0)
         return np.empty(size, np.uint8)
 
     def _collect_returned_memory(self) -> None:
@@ -188,24 +188,19 @@ class BufferPool:
         while self._returned:
             lease = self._returned.popleft()
             self._leased.pop(id(lease), None)
-            lease.since_ns = now_ns
+            lease.idle_since_ns = now_ns
             self._idle[lease.nbytes].append(lease)
             self._used_bytes -= lease.nbytes
             self._idle_bytes += lease.nbytes
-        if self._idle_bytes > self._limit_bytes or now_ns >= self._sweep_ns:
-            self._sweep_ns = now_ns + IDLE_NS // 4
-            self._drop_idle(self._limit_bytes, now_ns - IDLE_NS)
+        if self._idle_bytes > self._limit_bytes or now_ns >= self._next_sweep_ns:
+            self._next_sweep_ns = now_ns + IDLE_NS // 4
+            self._free_idle_memory(self._limit_bytes, now_ns - IDLE_NS)
 
-    def _drop_idle(self, limit_bytes: int, since_ns: int) -> None:
-        """Free idle memory, the least recently used first.
-
-        Args:
-            limit_bytes: Idle memory beyond this size is freed.
-            since_ns: Memory that has been idle since this time, or longer, is freed as well.
-        """
+    def _free_idle_memory(self, limit_bytes: int, idle_since_ns: int) -> None:
+        """Free what exceeds the limit, the least recently used first, and all that is idle since then or longer."""
         while self._idle_bytes:
-            oldest = min(filter(None, self._idle.values()), key=lambda idle: idle[0].since_ns)
-            if self._idle_bytes <= limit_bytes and oldest[0].since_ns > since_ns:
+            oldest = min(filter(None, self._idle.values()), key=lambda idle: idle[0].idle_since_ns)
+            if self._idle_bytes <= limit_bytes and oldest[0].idle_since_ns > idle_since_ns:
                 return
             self._idle_bytes -= oldest.popleft().nbytes
             self._dropped += 1
@@ -213,8 +208,8 @@ class BufferPool:
     # -- any thread, in the midst of anything ------------------------------------------------------------------------
 
     @finalizer
-    def _on_dropped(self, lease: _Lease) -> None:
-        """Record that the array of a lease is gone. The garbage collector may call this while the lock is held."""
+    def _on_array_dropped(self, lease: _Lease) -> None:
+        """The garbage collector may call this while the lock is held."""
         self._returned.append(lease)
         if lease.nbytes < _AT_ONCE_BYTES and len(self._returned) < _AT_ONCE:
             return

@@ -26,16 +26,16 @@ from ...collectives.reduce import Array
 from ...errors import UsageError
 
 
-def as_input(value: object) -> Array:
+def as_input_array(value: object) -> Array:
     """Return a value as an array: itself, an array in the memory that it exports, or, if it exports none, a copy.
 
     Raises:
         UsageError: The value cannot be an array of numbers, or is a masked array.
     """
-    tensor = _torch_of(value)
+    tensor = _torch_if_tensor(value)
     if tensor is not None:
-        return _tensor_array(value, tensor, "x")
-    _refuse_masked(value, "x")
+        return _checked_tensor_array(value, tensor, "x")
+    _refuse_masked_array(value, "x")
     try:
         x = np.from_dlpack(value) if _exports_only_dlpack(value) else np.asarray(value)  # type: ignore[arg-type]
     except Exception as error:
@@ -46,7 +46,7 @@ def as_input(value: object) -> Array:
     return x
 
 
-def as_output(value: object, argument: str) -> Array:
+def as_output_array(value: object, argument: str) -> Array:
     """Return a writable array in the memory of a value.
 
     Args:
@@ -56,7 +56,7 @@ def as_output(value: object, argument: str) -> Array:
     Raises:
         UsageError: The value exports no memory, or memory that is read-only or not C-contiguous.
     """
-    _refuse_masked(value, argument)
+    _refuse_masked_array(value, argument)
     array = value if isinstance(value, np.ndarray) else _foreign_array(value, argument)
     if not array.flags.c_contiguous:
         raise UsageError(
@@ -67,17 +67,17 @@ def as_output(value: object, argument: str) -> Array:
     return array
 
 
-def _refuse_masked(value: object, argument: str) -> None:
-    """Raise `UsageError` for a masked array, because a reduction would include the masked elements."""
+def _refuse_masked_array(value: object, argument: str) -> None:
+    """Raise `UsageError` for a masked array: a reduction would include the masked elements."""
     if isinstance(value, np.ma.MaskedArray):
         raise UsageError(
             f"{argument}: is a masked array; pass x.filled(value), or its .data and .mask one after the other"
         )
 
 
-def changes(value: object) -> Callable[[], bool] | None:
+def make_change_check(value: object) -> Callable[[], bool] | None:
     """Return a function: has the value changed since this call? None if the value does not count its changes."""
-    if _torch_of(value) is None:
+    if _torch_if_tensor(value) is None:
         return None
     tensor: Any = value
     try:
@@ -89,14 +89,10 @@ def changes(value: object) -> Callable[[], bool] | None:
 
 
 def _foreign_array(value: object, argument: str) -> Array:
-    """Return an array in the memory of a foreign object; `argument` is the name of the argument, for the error.
-
-    Raises:
-        UsageError: The object exports no memory.
-    """
-    tensor = _torch_of(value)
+    """Return an array in the object's memory. Raise `UsageError`, which names `argument`, if it exports none."""
+    tensor = _torch_if_tensor(value)
     if tensor is not None:
-        return _tensor_array(value, tensor, argument)
+        return _checked_tensor_array(value, tensor, argument)
     kind = type(value)
     try:
         if _exports_only_dlpack(value):
@@ -111,30 +107,21 @@ def _foreign_array(value: object, argument: str) -> Array:
 
 
 def _exports_only_dlpack(value: object) -> bool:
-    """Whether a value has DLPack, and neither of numpy's array protocols."""
+    """Whether the value has DLPack, and neither of numpy's array protocols."""
     kind = type(value)
     return hasattr(kind, "__dlpack__") and not hasattr(kind, "__array__") and not hasattr(kind, "__array_interface__")
 
 
-def _torch_of(value: object) -> Any:  # a module, which is not imported here
-    """Return the torch module if `value` is a tensor, else None. A program that has a tensor has imported torch."""
+def _torch_if_tensor(value: object) -> Any:  # a module, which is not imported here
+    """Return torch if `value` is a tensor, else None. A program that has a tensor has imported torch."""
     torch = sys.modules.get("torch")
     tensor = getattr(torch, "Tensor", None)  # absent while torch is being imported
     return torch if tensor is not None and isinstance(value, tensor) else None
 
 
-def _tensor_array(value: object, torch: Any, argument: str) -> Array:
-    """Return an array in the memory of a tensor.
-
-    Args:
-        value: The tensor.
-        torch: The torch module.
-        argument: Name of the argument that has the tensor, for the error.
-
-    Raises:
-        UsageError: The tensor has no plain memory on the CPU, or its gradients are tracked.
-    """
-    hint = _hint(value, torch)
+def _checked_tensor_array(value: object, torch: Any, argument: str) -> Array:
+    """Raise `UsageError`, which names `argument`, without plain memory on the CPU, or if gradients are tracked."""
+    hint = _tensor_refusal_reason(value, torch)
     if hint is not None:
         raise UsageError(f"{argument}: cannot use the memory of this {type(value).__name__}: {hint}")
     try:
@@ -172,7 +159,7 @@ def tensor_array(tensor: Any) -> Array:
         TypeError: The tensor has no memory of plain numbers on the CPU; the text has the reason.
         RuntimeError: torch has no address for the tensor.
     """
-    dtype = _dtypes.get(tensor.dtype) or _dtype_of(tensor)
+    dtype = _dtypes.get(tensor.dtype) or _numpy_dtype_of(tensor)
     address = tensor.data_ptr()
     if not address or not tensor.is_cpu or tensor.is_neg() or (dtype.kind == "c" and tensor.is_conj()):
         return _array_without_address(tensor, dtype)
@@ -185,10 +172,9 @@ def tensor_array(tensor: Any) -> Array:
 
 
 def _array_without_address(tensor: Any, dtype: np.dtype[np.generic]) -> Array:
-    """Return the array of a tensor that is empty, or the result of a pending collective of torch, after a wait for it.
+    """Return the array of an empty tensor, or, after a wait, of the result of a pending collective of torch.
 
-    Raises:
-        TypeError: For all other tensors, with the reason why they have no memory to use.
+    All other tensors raise a `TypeError` with the reason why they have no memory to use.
     """
     if not tensor.is_cpu:
         raise TypeError(f"it is on {tensor.device}; pass .cpu()")
@@ -212,12 +198,8 @@ _SAME_NAMES = {
 }  # fmt: skip
 
 
-def _dtype_of(tensor: Any) -> np.dtype[np.generic]:
-    """Return a tensor's dtype as one of numpy or ml_dtypes, and cache it in `_dtypes`.
-
-    Raises:
-        TypeError: There is no such dtype.
-    """
+def _numpy_dtype_of(tensor: Any) -> np.dtype[np.generic]:
+    """Return a dtype of numpy or ml_dtypes, and cache it in `_dtypes`; raise `TypeError` if there is none."""
     name = str(tensor.dtype).removeprefix("torch.")
     scalar: Any = name if name in _SAME_NAMES else None
     if name.startswith(("bfloat", "float8")):
@@ -229,8 +211,8 @@ def _dtype_of(tensor: Any) -> np.dtype[np.generic]:
     return _dtypes.setdefault(tensor.dtype, np.dtype(scalar))
 
 
-def _hint(tensor: Any, torch: Any) -> str | None:
-    """Return the reason why a tensor's memory cannot be used, with advice; None if it can."""
+def _tensor_refusal_reason(tensor: Any, torch: Any) -> str | None:
+    """Return the reason why the tensor's memory cannot be used, with advice; None if it can."""
     if tensor.device.type != "cpu":
         return f"it is on {tensor.device}; pass a tensor on the CPU, such as .cpu()"
     if tensor.layout is not torch.strided:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...units import unit_for
+from ...units import axis_unit
 
 _CELLS_PER_TICK = 12
 
@@ -23,7 +23,7 @@ def tick_step_ns(length_ns: int, cells: int) -> int:
     return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= wanted_ns)
 
 
-def ruler(length_ns: int, cells: int, *, mark: str) -> str:
+def ruler_line(length_ns: int, cells: int, *, mark: str) -> str:
     """Return the line of ticks under an axis: at each tick the mark and a label, or the mark alone if it does not fit.
 
     Args:
@@ -31,7 +31,7 @@ def ruler(length_ns: int, cells: int, *, mark: str) -> str:
         cells: Width of the axis in characters.
         mark: Character of a tick.
     """
-    name, unit_ns = unit_for(length_ns)
+    name, unit_ns = axis_unit(length_ns)
     line = [" "] * cells
     step_ns = tick_step_ns(length_ns, cells)
     for at_ns in range(0, length_ns, step_ns):

@@ -9,9 +9,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ...units import figure, figure_unit
+from ...units import format_figure, table_unit
 from ..measure.metrics import Breakdown
-from ..measure.steps import of_steps
+from ..measure.steps import keep_ranks_with_steps
 
 _SIMILAR_SHARE = 0.02
 """Ranks share a row if each of their times differs by at most this part of the step; by more if rows do not fit."""
@@ -48,7 +48,7 @@ def fold_alike_ranks(rows: Sequence[Breakdown], blamed_ns: Mapping[int, int], *,
         blamed_ns: By rank, how long others waited for it.
         room: Largest number of rows.
     """
-    wall_ns = max((row.wall_ns for row in of_steps(rows)), default=0) or 1  # 1: never divide by 0
+    wall_ns = max((row.wall_ns for row in keep_ranks_with_steps(rows)), default=0) or 1  # 1: never divide by 0
     points = {row.rank: np.array([getattr(row, f"{name}_ns") for name in _TIME_NAMES]) / wall_ns for row in rows}
     total_ns = sum(blamed_ns.values())
     has_waiting = total_ns > _WAITING_SHARE * sum(row.wall_ns for row in rows)
@@ -77,13 +77,7 @@ _Point: TypeAlias = NDArray[np.float64]
 
 
 def _group_alike(rows: Sequence[Breakdown], points: Mapping[int, _Point], tolerance: float) -> list[list[Breakdown]]:
-    """Group ranks: each joins the first group whose first rank differs by at most `tolerance` in each time.
-
-    Args:
-        rows: The ranks, in order of precedence.
-        points: Times of each rank, as parts of the longest wall time.
-        tolerance: Largest difference, as a part of the longest wall time.
-    """
+    """Group ranks in order: each joins the first group whose first rank differs by at most `tolerance` in each time."""
     groups: list[list[Breakdown]] = []
     for row in rows:
         for group in groups:
@@ -96,13 +90,7 @@ def _group_alike(rows: Sequence[Breakdown], points: Mapping[int, _Point], tolera
 
 
 def _make_fold(ranks: list[int], points: Mapping[int, _Point], *, culprit: bool) -> Fold:
-    """Return the row of some ranks, which shows the middle one.
-
-    Args:
-        ranks: The ranks, at least one, sorted by exposed communication.
-        points: Times of each rank, as parts of the longest wall time.
-        culprit: See `Fold`.
-    """
+    """Return the row of at least one rank, sorted by exposed communication; it shows the middle one."""
     spread = float(np.ptp([points[rank] for rank in ranks], axis=0).max())
     return Fold(ranks=tuple(sorted(ranks)), drawn=ranks[(len(ranks) - 1) // 2], spread=spread, culprit=culprit)
 
@@ -121,7 +109,7 @@ def table_lines(rows: Sequence[tuple[Fold, Sequence[Breakdown]]], width: int) ->
         rows: Each row of the drawing, and the times of its ranks.
         width: Width of a line in characters.
     """
-    unit, unit_ns = figure_unit(max(row.wall_ns for _, ranks in rows for row in ranks))
+    unit, unit_ns = table_unit(max(row.wall_ns for _, ranks in rows for row in ranks))
     heads = [f"rank/{unit}", *_TABLE_HEADS, "spread"]
     columns = [list(column) for column in zip(heads, *(_table_row(*row, unit_ns) for row in rows), strict=True)]
     for name in ("queued", "copy", "kept"):
@@ -133,36 +121,25 @@ def table_lines(rows: Sequence[tuple[Fold, Sequence[Breakdown]]], width: int) ->
         columns.pop()
     padded = [[text.rjust(max(map(len, column))) for text in column] for column in columns]
     lines: list[str] = []
-    for block in _column_blocks(padded, width):
+    for block in _divide_into_blocks(padded, width):
         lines += ["  ".join(texts).rstrip() for texts in zip(padded[0], *block, strict=True)]
     return lines
 
 
 def _table_row(fold: Fold, ranks: Sequence[Breakdown], unit_ns: int) -> list[str]:
-    """Return the texts of a row of the table: label, times averaged over the ranks, and spread ("" for one rank).
-
-    Args:
-        fold: The row of the drawing.
-        ranks: Times of its ranks.
-        unit_ns: Unit of the times, in nanoseconds.
-    """
+    """Return the texts of a row of the table; times are means of its ranks, and the spread of one rank is ""."""
 
     def total_ns(name: str) -> int:
         return sum(getattr(row, f"{name}_ns") for row in ranks)
 
     comm_ns = total_ns("comm")
     hidden = f"{total_ns('overlapped') / comm_ns:.0%}" if comm_ns else "n/a"
-    means = [figure(total_ns(name) / len(ranks), unit_ns) for name in _TIME_NAMES]
+    means = [format_figure(total_ns(name) / len(ranks), unit_ns) for name in _TIME_NAMES]
     return [fold.label, *means[:3], hidden, *means[3:], f"{fold.spread:.1%}" if len(ranks) > 1 else ""]
 
 
-def _column_blocks(padded: list[list[str]], width: int) -> list[list[list[str]]]:
-    """Divide the columns after the first into blocks; each block fits into `width` next to a copy of the first column.
-
-    Args:
-        padded: The columns, each a list of texts of one width, the head first.
-        width: Width of a line in characters.
-    """
+def _divide_into_blocks(padded: list[list[str]], width: int) -> list[list[list[str]]]:
+    """Divide the columns after the first into blocks that fit into `width` next to a copy of the first column."""
     blocks: list[list[list[str]]] = []
     room = 0
     labels, *others = padded

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..columnar import sum_by
+from ..columnar import sum_by_index
 from ..measure.activity import COMPUTE as COMPUTING
 from ..measure.activity import PROGRAM, WIRE, Activity
 from ..measure.activity import WAITING as WAITS
@@ -61,7 +61,7 @@ class Coverage:
     wire: Merged  # Where communication is exposed and bytes move
 
 
-def coverage(activity: Activity, window: RankWindow) -> Coverage:
+def find_coverage(activity: Activity, window: RankWindow) -> Coverage:
     """Return what is drawn of a rank, from the activity of all ranks and the rank's window, which is one of its own."""
     compute, kept, waiting, wire = (
         activity.instants_in(window, activity.doing == doing) for doing in (COMPUTING, PROGRAM, WAITS, WIRE)
@@ -86,7 +86,7 @@ def draw_lanes(cover: Coverage, canvas: Canvas, waits: Waits = NO_WAITS) -> tupl
     return compute, _label_waits(_draw_lane(_comm_layers(cover), canvas, b".=~!", _comm_cell), waits, canvas)
 
 
-def stream_lane(active: Merged, cover: Coverage, canvas: Canvas) -> list[Piece]:
+def draw_stream_lane(active: Merged, cover: Coverage, canvas: Canvas) -> list[Piece]:
     """Return the lane of one stream: the rank's communication in the intervals in which the stream was active.
 
     Args:
@@ -97,13 +97,13 @@ def stream_lane(active: Merged, cover: Coverage, canvas: Canvas) -> list[Piece]:
     return _draw_lane([intersect(layer, active) for layer in _comm_layers(cover)], canvas, b".=~!", _comm_cell)
 
 
-def draw_row(cover: Coverage, canvas: Canvas) -> list[Piece]:
+def draw_half_block_row(cover: Coverage, canvas: Canvas) -> list[Piece]:
     """Return one row of half blocks: compute above, communication below; in ASCII, `=` is both."""
     compute = _paint_units(canvas.window, canvas.cells, cover.compute)
     comm = _paint_units(canvas.window, canvas.cells, *_comm_layers(cover))
     # Index of a glyph: 1 if computing, plus 2 for hidden communication, 4 for waiting or 6 for moving bytes.
     table = row_glyphs(ascii=canvas.ascii, color=canvas.color)
-    return _join_styles([table[busy + 2 * kind] for busy, kind in zip(compute, comm, strict=True)])
+    return _join_equal_styles([table[busy + 2 * kind] for busy, kind in zip(compute, comm, strict=True)])
 
 
 def _comm_layers(cover: Coverage) -> tuple[Merged, Merged, Merged]:
@@ -112,13 +112,7 @@ def _comm_layers(cover: Coverage) -> tuple[Merged, Merged, Merged]:
 
 
 def _label_waits(pieces: list[Piece], waits: Waits, canvas: Canvas) -> list[Piece]:
-    """Write the awaited rank into each drawn wait that has room, if at least half of the waiting there is for it.
-
-    Args:
-        pieces: The lane.
-        waits: Waits of the rank; empty: the lane stays as it is.
-        canvas: The window, width and style.
-    """
+    """Write the awaited rank into each drawn wait that has room, if at least half of the waiting there is for it."""
     if not len(waits):
         return pieces
     shade = "~" if canvas.ascii else "░"
@@ -130,13 +124,13 @@ def _label_waits(pieces: list[Piece], waits: Waits, canvas: Canvas) -> list[Piec
         for run in re.split(f"({shade}+)", text):
             if run.startswith(shade):
                 first_ns, last_ns = (low + length * cell // canvas.cells for cell in (offset, offset + len(run)))
-                run = _label_run(run, awaited_rank(waits, first_ns, last_ns))
+                run = _label_shaded_run(run, mostly_awaited_rank(waits, first_ns, last_ns))
             offset += len(run)
             named.append((run, style))
     return named
 
 
-def awaited_rank(waits: Waits, first_ns: int, last_ns: int) -> int | None:
+def mostly_awaited_rank(waits: Waits, first_ns: int, last_ns: int) -> int | None:
     """Return the rank for which at least half of the waiting between two instants is, or None without such a rank.
 
     Args:
@@ -148,12 +142,12 @@ def awaited_rank(waits: Waits, first_ns: int, last_ns: int) -> int | None:
     ranks, rank_index = np.unique(waits[shared_ns > 0, 2], return_inverse=True)
     if not len(ranks):
         return None
-    sums_ns = sum_by(rank_index, shared_ns[shared_ns > 0], len(ranks))
+    sums_ns = sum_by_index(rank_index, shared_ns[shared_ns > 0], len(ranks))
     most = int(sums_ns.argmax())  # of several, the lowest rank
     return int(ranks[most]) if 2 * sums_ns[most] >= sums_ns.sum() else None
 
 
-def _label_run(run: str, rank: int | None) -> str:
+def _label_shaded_run(run: str, rank: int | None) -> str:
     """Return a shaded run with the longest label that fits, such as "░ for 3 ░"; unchanged if `rank` is None."""
     for text in (f" waits for rank {rank} ", f" for {rank} ", f"{rank}"):
         if rank is not None and len(text) + 2 <= len(run):
@@ -182,23 +176,19 @@ def _paint_units(window: Interval, units: int, *layers: Merged) -> bytes:
 def _draw_lane(
     layers: Sequence[Merged], canvas: Canvas, glyphs: bytes, cell: Callable[[bytes, bool], Piece]
 ) -> list[Piece]:  # fmt: skip
-    """Return a lane of some layers; later layers are drawn over earlier ones.
+    """Return a lane of layers, later ones over earlier ones. `glyphs` are for ASCII: for no layer, then for each.
 
-    Args:
-        layers: The intervals of each layer.
-        canvas: The window, width and style.
-        glyphs: Characters for ASCII: for no layer, then for each layer.
-        cell: Without ASCII, makes a character from the layers of its eight units, and whether it has a colour.
+    Otherwise `cell` makes a character from the layers of its eight units, and whether it has a colour.
     """
     if canvas.ascii:
         # `translate` needs a table of 256 bytes; only the first few are used.
         return [(_paint_units(canvas.window, canvas.cells, *layers).translate(glyphs.ljust(256)).decode("ascii"), "")]
     row = _paint_units(canvas.window, canvas.cells * _UNITS_PER_CELL, *layers)
     starts = range(0, len(row), _UNITS_PER_CELL)
-    return _join_styles([cell(row[at : at + _UNITS_PER_CELL], canvas.color) for at in starts])
+    return _join_equal_styles([cell(row[at : at + _UNITS_PER_CELL], canvas.color) for at in starts])
 
 
-def _join_styles(cells: Sequence[Piece]) -> list[Piece]:
+def _join_equal_styles(cells: Sequence[Piece]) -> list[Piece]:
     """Join neighbouring cells of one style into one piece, as few pieces print faster."""
     pieces: list[Piece] = []
     text, style = "", ""
@@ -216,7 +206,7 @@ def _compute_cell(units: bytes, color: bool) -> Piece:
     kept, busy = units.count(_KEPT), units.count(_COMPUTES)
     if kept > busy:
         return "▒", WAITING if color else ""
-    return _full_bar(busy, COMPUTE, "", right=_leans_right(units, _COMPUTES), color=color) if busy else (" ", "")
+    return _full_height_bar(busy, COMPUTE, "", right=_leans_right(units, _COMPUTES), color=color) if busy else (" ", "")
 
 
 @cache
@@ -229,9 +219,9 @@ def _comm_cell(units: bytes, color: bool) -> Piece:
         idle = _UNITS_PER_CELL - exposed - hidden - waiting
         rest = HIDDEN if hidden > idle + waiting else ""
         rest = WAITING if waiting > idle + hidden else rest
-        return _full_bar(exposed, EXPOSED, rest, right=_leans_right(units, _MOVES), color=color)
+        return _full_height_bar(exposed, EXPOSED, rest, right=_leans_right(units, _MOVES), color=color)
     halves = (half.count(_IS_HIDDEN) for half in (units[: _UNITS_PER_CELL // 2], units[_UNITS_PER_CELL // 2 :]))
-    return (_half_bar(*halves), HIDDEN if color else "") if hidden else (" ", "")
+    return (_half_height_bar(*halves), HIDDEN if color else "") if hidden else (" ", "")
 
 
 def _leans_right(units: bytes, value: int) -> bool:
@@ -240,15 +230,10 @@ def _leans_right(units: bytes, value: int) -> bool:
     return units[half:].count(value) > units[:half].count(value)
 
 
-def _full_bar(eighths: int, ink: str, rest: str, *, right: bool, color: bool) -> Piece:
-    """Return a cell with a full-height bar over a part of it.
+def _full_height_bar(eighths: int, ink: str, rest: str, *, right: bool, color: bool) -> Piece:
+    """Return a cell with a full-height bar of `eighths` at its left or right edge; `rest` colours the other part.
 
-    Args:
-        eighths: Width of the bar in eighths of the cell.
-        ink: Colour of the bar.
-        rest: Colour of the other part of the cell; "": none.
-        right: Whether the bar is at the right edge.
-        color: Whether to use colours. Without them a bar at the right is a half or an eighth wide.
+    Without colours, a bar at the right is a half or an eighth wide.
     """
     if eighths == _UNITS_PER_CELL:
         return "█", ink if color else ""
@@ -261,13 +246,8 @@ def _full_bar(eighths: int, ink: str, rest: str, *, right: bool, color: bool) ->
     return _EIGHTHS[8 - eighths], f"{rest} on {ink}" if rest else f"reverse {ink}"
 
 
-def _half_bar(left: int, right: int) -> str:
-    """Return a half-height bar over the half of the cell with more units, or over both if each has two or more.
-
-    Args:
-        left: Units in the left half, of four.
-        right: Units in the right half, of four.
-    """
+def _half_height_bar(left: int, right: int) -> str:
+    """Return a half-height bar over the half with more of its four units, or over both if each has two or more."""
     if min(left, right) >= 2:
         return "▄"
     return "▖" if left >= right else "▗"

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ...explain.causes import WAIT
-from ...explain.judgement import explain
-from ...explain.recorded import facts_of
+from ...explain.judgement import explain_facts
+from ...explain.recorded import timeline_facts
 from ...explain.spans import pieces_of_spans
-from ...ranklist import listed
-from ...units import wrapped
+from ...ranklist import format_rank_list
+from ...units import wrap_text
 from ..measure.activity import Activity
 from ..measure.intervals import Merged, union
 from ..measure.metrics import Breakdown, measure_windows
-from ..measure.steps import of_steps, rank_windows
+from ..measure.steps import keep_ranks_with_steps, rank_windows
 from ..spans import CUT, ENDED, Timeline
-from .axis import ruler
+from .axis import ruler_line
 from .folding import Fold, fold_alike_ranks, table_lines
-from .lanes import NO_WAITS, Canvas, Coverage, coverage, draw_lanes, draw_row, stream_lane
+from .lanes import NO_WAITS, Canvas, Coverage, draw_half_block_row, draw_lanes, draw_stream_lane, find_coverage
 from .theme import Piece, legend_lines
 
 if TYPE_CHECKING:
@@ -83,21 +83,23 @@ class TimelineView:
         self._shows_all_ranks = all or ranks is not None
         windows = rank_windows(timeline, step=step, ranks=ranks)
         activity = Activity(timeline, windows)
-        self._covers = {window.rank: coverage(activity, window) for window in windows}
+        self._covers = {window.rank: find_coverage(activity, window) for window in windows}
         self._rows = measure_windows(activity)
         pieces = pieces_of_spans(activity)
         self._waits = {
             rank: np.stack([waits.start_ns, waits.end_ns, waits.late], axis=1)
             for rank, waits in pieces.take(pieces.is_cause(WAIT) & (pieces.late >= 0)).by_rank()
         }
-        counted = pieces.take(np.isin(pieces.rank, [window.rank for window in of_steps(windows)]))
-        self._blamed_ns = {rank: int(waits.lengths_ns.sum()) for rank, waits in counted.by_late() if rank >= 0}
+        counted = pieces.take(np.isin(pieces.rank, [window.rank for window in keep_ranks_with_steps(windows)]))
+        self._blamed_ns = {rank: int(waits.lengths_ns.sum()) for rank, waits in counted.by_late_rank() if rank >= 0}
         self.sentence: str = (
-            explain(facts_of(timeline, activity, counted, step=step)).verdict if sentence is None else sentence
+            explain_facts(timeline_facts(timeline, activity, counted, step=step)).verdict
+            if sentence is None
+            else sentence
         )
         self._stream_activity = _stream_activity(timeline, self._covers)
-        self.counted: int = len(of_steps(windows))
-        self.length_ns: int = max(row.wall_ns for row in of_steps(self._rows))
+        self.counted: int = len(keep_ranks_with_steps(windows))
+        self.length_ns: int = max(row.wall_ns for row in keep_ranks_with_steps(self._rows))
         self._title = f"{_title_text(timeline, step, len(self._covers))}{_uncounted_note(self._rows)}"
 
     def lines(
@@ -121,7 +123,7 @@ class TimelineView:
             label: Least width of the labels, so that the axes of several pictures begin in one column.
         """
         columns = max(self._width or width, MIN_WIDTH)
-        sentence = wrapped(self.sentence, columns)
+        sentence = wrap_text(self.sentence, columns)
         folds = self._choose_rows(height, len(sentence))
         two_lanes = len(folds) <= TWO_LANES_UP_TO
         lanes = sum(len(self._stream_activity.get(fold.drawn, {})) for fold in folds)
@@ -138,14 +140,14 @@ class TimelineView:
         names = [name[:_MAX_NAME] for fold in folds if streams for name in self._stream_activity.get(fold.drawn, {})]
         edges = wide + 3 + (max(map(len, ["compute", "comm", *names])) + 1 if two_lanes else 0)
         canvas = Canvas((start_ns, end_ns), columns - edges, ascii or self._ascii, color)
-        title = _styled_lines(wrapped(f"{self._title}{_folding_note(folds)}", columns), "bold" if color else "")
+        title = _styled_lines(wrap_text(f"{self._title}{_folding_note(folds)}", columns), "bold" if color else "")
         drawn = [
             line
             for rank, head in heads
             for line in self._draw_rank(rank, head, canvas, edges - 2, two_lanes=two_lanes, streams=streams)
         ]
         mark = "|" if canvas.ascii else "╵"
-        axis = " " * (edges - 1) + ruler(max(end_ns - start_ns, 1), canvas.cells, mark=mark)
+        axis = " " * (edges - 1) + ruler_line(max(end_ns - start_ns, 1), canvas.cells, mark=mark)
         kept = any(len(cover.kept) for cover in covers)
         legend = legend_lines(columns, two_lanes=two_lanes, ascii=canvas.ascii, color=color, kept=kept)
         rows = [(fold, [row for row in self._rows if row.rank in fold.ranks]) for fold in folds]
@@ -153,11 +155,9 @@ class TimelineView:
         return [*title, *drawn, [(axis, "")], *legend, [], *table, [], *end]
 
     def _choose_rows(self, height: int | None, used_lines: int) -> list[Fold]:
-        """Return the rows to draw: one for each rank if all are shown, otherwise as many as fit on the screen.
+        """Return the rows to draw: one for each rank if all are shown, otherwise as many as fit beside `used_lines`.
 
-        Args:
-            height: Lines of the screen; None: unknown.
-            used_lines: Lines that the sentence takes.
+        A `height` of None is an unknown screen.
         """
         if self._shows_all_ranks:
             return [Fold(ranks=(rank,), drawn=rank, spread=0.0, culprit=False) for rank in self._covers]
@@ -168,24 +168,18 @@ class TimelineView:
     def _draw_rank(
         self, rank: int, head: str, canvas: Canvas, wide: int, *, two_lanes: bool, streams: bool
     ) -> list[_Line]:  # fmt: skip
-        """Return the lines of one rank: its lanes, each with a name before it and an edge on both sides.
+        """Return the lanes of one rank as lines, each with a name before it, `wide` together with the label, and edges.
 
-        Args:
-            rank: The rank.
-            head: Label of the rank, shown on the first line.
-            canvas: The window, width and style.
-            wide: Width of label and name together.
-            two_lanes: Whether compute and communication have a lane each.
-            streams: Whether each communication stream has a lane, if the rank has several.
+        With `streams`, each of several communication streams has a lane.
         """
         edge, cover = "|" if canvas.ascii else "│", self._covers[rank]
-        names, bodies = [""], [draw_row(cover, canvas)]
+        names, bodies = [""], [draw_half_block_row(cover, canvas)]
         if two_lanes:
             names, bodies = ["compute", "comm"], [*draw_lanes(cover, canvas, self._waits.get(rank, NO_WAITS))]
         active = self._stream_activity.get(rank, {})
         if streams and len(active) > 1:
             names[1:] = (name[:_MAX_NAME] for name in active)
-            bodies[1:] = (stream_lane(activity, cover, canvas) for activity in active.values())
+            bodies[1:] = (draw_stream_lane(activity, cover, canvas) for activity in active.values())
         heads = [f"{head if not at else '':>{len(head)}} {name}".ljust(wide) for at, name in enumerate(names)]
         return [[(text + edge, ""), *body, (edge, "")] for text, body in zip(heads, bodies, strict=True)]
 
@@ -240,12 +234,12 @@ def _title_text(timeline: Timeline, step: int | None, ranks: int) -> str:
 
 def _uncounted_note(rows: Sequence[Breakdown]) -> str:
     """Return the part of the title on ranks without steps, which are drawn but not counted; "" if there are none."""
-    counted = {row.rank for row in of_steps(rows)}
+    counted = {row.rank for row in keep_ranks_with_steps(rows)}
     ranks = [row.rank for row in rows if row.rank not in counted]
     if not ranks:
         return ""
     words = ("rank", "marks", "is") if len(ranks) == 1 else ("ranks", "mark", "are")
-    return f"; {words[0]} {listed(ranks)} {words[1]} no steps and {words[2]} not counted"
+    return f"; {words[0]} {format_rank_list(ranks)} {words[1]} no steps and {words[2]} not counted"
 
 
 def _folding_note(folds: Sequence[Fold]) -> str:

@@ -63,13 +63,13 @@ def read_files(
         for number, file in enumerate(files):
             if progress is not None:
                 progress(number, len(files))
-            found.append(_read_or_refusal(read, file))
+            found.append(_read_or_return_error(read, file))
         return found
     children = dict[Connection, subprocess.Popen[bytes]]()  # by the pipe to each
     reading = dict[Connection, int]()  # number of the file that the process at the other end of a pipe reads
     results = dict[int, T | UsageError]()  # by the number of the file
 
-    def receive() -> Connection:
+    def receive_result() -> Connection:
         """Wait for the next result, and return the pipe to its process, which is idle then."""
         pipe = cast("Connection", wait(reading)[0])
         number = reading.pop(pipe)
@@ -80,7 +80,7 @@ def read_files(
                 f"the process that read {files[number]} ended with {children[pipe].wait()}, perhaps for lack of "
                 "memory; name fewer files"
             ) from error
-        unpacking.add(unpacked_bytes)
+        unpacking.count_bytes(unpacked_bytes)
         if progress is not None:
             progress(len(results) - 1, len(files))
         return pipe
@@ -98,12 +98,12 @@ def read_files(
                         command, pass_fds=[descriptor], env=env, stdout=subprocess.DEVNULL
                     )
             else:
-                pipe = receive()
-            with suppress(OSError):  # the process has ended: `receive` reports that
+                pipe = receive_result()
+            with suppress(OSError):  # the process has ended: `receive_result` reports that
                 pipe.send(file)
             reading[pipe] = number
         while reading:
-            receive()
+            receive_result()
         return [results[number] for number in range(len(files))]
     finally:
         for child in children.values():
@@ -111,7 +111,7 @@ def read_files(
             child.wait()
 
 
-def _read_or_refusal(read: Callable[[Path], T], file: Path) -> T | UsageError:
+def _read_or_return_error(read: Callable[[Path], T], file: Path) -> T | UsageError:
     """Return the result of `read` for a file, or the `UsageError` that it raises."""
     try:
         return read(file)
@@ -122,21 +122,18 @@ def _read_or_refusal(read: Callable[[Path], T], file: Path) -> T | UsageError:
 def _read_files_from_pipe(function: str, pipe_number: str, parent: str) -> None:
     """Read each file whose path arrives in a pipe, and send back (result, unpacked bytes), until the parent ends.
 
-    Args:
-        function: The function that reads a file, as "module:name".
-        pipe_number: File descriptor of the pipe.
-        parent: Id of the parent process.
+    `function` is "module:name" of the function that reads; the others are a descriptor and a process id.
     """
     # An interrupt ends this process without a traceback; the parent reports it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
+    threading.Thread(target=_end_after_parent, args=(int(parent),), daemon=True).start()
     gc.disable()  # data of files has no cycles, and a search for them takes a quarter of the time
     module, _, name = function.partition(":")
     read = getattr(import_module(module), name)
     with Connection(int(pipe_number)) as pipe, suppress(EOFError):
         while True:
             unpacking.nbytes = 0
-            result = _read_or_refusal(read, pipe.recv())
+            result = _read_or_return_error(read, pipe.recv())
             try:
                 pipe.send((result, unpacking.nbytes))
             except (BrokenPipeError, ConnectionResetError):  # the parent has ended
@@ -144,7 +141,7 @@ def _read_files_from_pipe(function: str, pipe_number: str, parent: str) -> None:
             del result  # free its memory before the next file is read
 
 
-def _end_with(parent: int) -> None:
+def _end_after_parent(parent: int) -> None:
     """Wait until the process `parent` has ended, then end this process at once. Runs in a thread."""
     while os.getppid() == parent:
         time.sleep(_LOOK_S)

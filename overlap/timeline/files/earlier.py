@@ -10,7 +10,7 @@ from ..columnar import NONE
 from ..span import Kind, Role
 from ..spans import CUT, Timeline
 from .events import OF_OBJECT, EventReader
-from .sections import checked_header, decode_columns, without_backwards
+from .sections import decode_columns, parse_header, without_backward_spans
 from .trace import SpanArgs, SpanEvent
 
 VERSION = 1
@@ -39,7 +39,7 @@ class _EarlierEvent(msgspec.Struct, gc=False):
     args: _Args = msgspec.field(default_factory=_Args)
 
 
-def earlier_timeline(file: BinaryIO) -> Timeline:
+def read_earlier_timeline(file: BinaryIO) -> Timeline:
     """Read a trace file of version 1; if it was cut off, its complete events.
 
     Raises:
@@ -49,12 +49,12 @@ def earlier_timeline(file: BinaryIO) -> Timeline:
     """
     reader = EventReader[_EarlierEvent](file, _EarlierEvent, OF_OBJECT)
     events = [event for piece in reader for event in piece if event.ph == "X" and event.cat != "issue"]
-    header = checked_header(reader.fields.get("overlap"), VERSION)
+    header = parse_header(reader.fields.get("overlap"), VERSION)
     columns = decode_columns(cast("list[SpanEvent]", events))
     if (lacks_start := columns.start_ns == NONE).any():
         number = int(lacks_start.argmax())
         raise ValueError(f"span {number} ({events[number].name!r}; spans count from 0) has no start_ns")
-    columns, facts = without_backwards(columns)
+    columns, facts = without_backward_spans(columns)
     facts |= {} if reader.is_complete else {CUT: "only what is complete"}
     return Timeline.of_columns(
         columns, world_size=header.world_size, clock=header.clock, dropped=header.dropped, meta=header.meta | facts

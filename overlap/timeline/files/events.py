@@ -58,7 +58,7 @@ class EventReader(Generic[Event]):
 
     def __iter__(self) -> Iterator[list[Event]]:
         match = None
-        while match is None and self._read_more():
+        while match is None and self._read_more_text():
             match = self._begin.search(self._data)
         if match is None:
             raise UsageError("not a trace file: no list 'traceEvents' in it; name a file of export_chrome_trace")
@@ -68,25 +68,25 @@ class EventReader(Generic[Event]):
         while not closed:
             if separators := cast("re.Match[bytes]", _LEAD.match(self._data)).end():
                 self._data = self._data[separators:]
-            if not self._data and not self._read_more():
+            if not self._data and not self._read_more_text():
                 break
-            if events := self._take_piece():
+            if events := self._decode_piece():
                 yield events
                 if len(self._data) < PIECE_BYTES:
-                    self._read_more()
+                    self._read_more_text()
                 continue
             before = len(self._data)
-            events, closed = self._take_singly()
+            events, closed = self._decode_one_by_one()
             yield events
-            if not closed and not self._read_more() and len(self._data) == before:
+            if not closed and not self._read_more_text() and len(self._data) == before:
                 break
         self.is_complete = closed and not self._cut
         if closed:
-            while len(self._data) < _TRAILER_BYTES and self._read_more():
+            while len(self._data) < _TRAILER_BYTES and self._read_more_text():
                 pass
             self.fields |= _parse_object(b"{" + self._data.lstrip(b" \r\n\t,"))
 
-    def convert(self, items: list[object]) -> list[Event]:
+    def convert_items(self, items: list[object]) -> list[Event]:
         """Return the next events of the list from parsed JSON; items that are no objects are left out.
 
         Raises:
@@ -101,7 +101,7 @@ class EventReader(Generic[Event]):
         self._count += len(items)
         return events
 
-    def _read_more(self) -> bool:
+    def _read_more_text(self) -> bool:
         """Append a piece of the file to the text, and return False at the end of the file."""
         # The text at least doubles, so that searching it again costs no more than reading it.
         piece, self._cut = read_piece(self._file, max(PIECE_BYTES, len(self._data)))
@@ -112,7 +112,7 @@ class EventReader(Generic[Event]):
             )
         return bool(piece)
 
-    def _take_piece(self) -> list[Event]:
+    def _decode_piece(self) -> list[Event]:
         """Take the events up to the last one before another from the text; [] if no cut between events is found."""
         data, end = self._data, len(self._data)
         for _ in range(_MAX_CUTS_TRIED):
@@ -136,12 +136,8 @@ class EventReader(Generic[Event]):
             return events
         return []
 
-    def _take_singly(self) -> tuple[list[Event], bool]:
-        """Take the complete events from the text, parsed one by one.
-
-        Returns:
-            The events, and whether the list ends after them.
-        """
+    def _decode_one_by_one(self) -> tuple[list[Event], bool]:
+        """Take the complete events from the text, parsed one by one; return also whether the list ends after them."""
         text, begin, decoder = self._data.decode("utf-8", "surrogateescape"), 0, json.JSONDecoder()
         items: list[object] = []
         closed = False
@@ -156,17 +152,13 @@ class EventReader(Generic[Event]):
                 break
             items.append(item)
         self._data = text[begin:].encode("utf-8", "surrogateescape")
-        return self.convert(items), closed
+        return self.convert_items(items), closed
 
 
 def _describe_wrong_field(text: str, number: int) -> str:
-    """Return the text of a msgspec error in plain words.
+    """Return the text of a msgspec error on a list of one event in plain words.
 
     "Expected `int`, got `str` - at `$[0].args.seq`" gives "event 17, field args.seq: Expected `int`, got `str`".
-
-    Args:
-        text: The error on a list of one event.
-        number: Index of the event in the file.
     """
     reason, _, place = text.partition(" - at `$[0]")
     field = place.removeprefix(".").removesuffix("`")

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
-from ..columnar import KINDS, NO_GROUP, Rows, SpanColumns, SpanGroup, Table
+from ..columnar import KINDS, NO_GROUP, IndexTable, Rows, SpanColumns, SpanGroup
 from ..span import Kind
 from ..spans import CUT, LEFT_OUT, ORIGIN, Timeline
 from .messages import CollectiveFields
 from .profile import RankProfile
-from .windows import collective_messages, outermost, recording_notes, select_work, step_windows
+from .windows import collective_messages, outermost_operators, recording_notes, select_work, step_windows
 
 PROFILER = "PyTorch profiler"
 """Origin of the timelines that are made here."""
@@ -34,21 +34,16 @@ def profile_timeline(profile: RankProfile) -> Timeline:
             f"{profile.path}: no work of a device in it, and no operator of a host: nothing to show; "
             "record a step of the program"
         )
-    texts, groups = Table[str]({"": 0}), Table[SpanGroup]({NO_GROUP: 0})
+    texts, groups = IndexTable[str]({"": 0}), IndexTable[SpanGroup]({NO_GROUP: 0})
     names = np.array([texts[name] for name in profile.names])
     lanes = np.array([texts[f"compute {thread}".strip()] for _, thread in profile.threads])
 
-    def spans(
+    def make_spans(
         kind: Kind, name: Rows, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], **columns: object
     ) -> SpanColumns:
-        """Return spans of one kind, by default on a lane with the name of the kind.
+        """Return spans of one kind, by default on a lane with its name.
 
-        Args:
-            kind: The kind.
-            name: Index in `texts` of each span's name.
-            start_ns: Start of each span.
-            end_ns: End of each span.
-            columns: Further columns by name: a value for each span, or one for all.
+        `name` has indexes in `texts`; `columns` have a value for each span, or one for all.
         """
         common = {"rank": profile.rank, "kind": KINDS.index(kind), "lane": texts[kind]}
         given = {"name": name, "start_ns": start_ns, "end_ns": end_ns, **columns}
@@ -57,27 +52,26 @@ def profile_timeline(profile: RankProfile) -> Timeline:
             texts, groups,
         )  # fmt: skip
 
-    def of_rows(kind: Kind, rows: Rows, **columns: object) -> SpanColumns:
-        """Return some events of the profile as spans of one kind."""
-        return spans(kind, names[profile.name[rows]], profile.start_ns[rows], profile.end_ns[rows], **columns)
+    def spans_of_rows(kind: Kind, rows: Rows, **columns: object) -> SpanColumns:
+        return make_spans(kind, names[profile.name[rows]], profile.start_ns[rows], profile.end_ns[rows], **columns)
 
-    compute = work.compute if work.on_device else outermost(profile, work.compute)
+    compute = work.compute if work.on_device else outermost_operators(profile, work.compute)
     messages = collective_messages(profile, work.comm)
     begins_ns = profile.start_ns[work.comm]
     steps = {step: window for step, window in step_windows(profile, work).items() if step is not None}
     windows_ns = np.array([*steps.values()], np.int64).reshape(-1, 2)
     columns = SpanColumns.concatenate([
-        of_rows("compute", compute, lane=lanes[profile.thread[compute]]),
-        of_rows("copy", work.copies),
+        spans_of_rows("compute", compute, lane=lanes[profile.thread[compute]]),
+        spans_of_rows("copy", work.copies),
         # One lane for all streams: a collective may have different stream numbers on different ranks, but spans of one
         # operation must have one lane to be matched.
-        of_rows(
+        spans_of_rows(
             "comm", work.comm, issued_ns=begins_ns, met_ns=begins_ns,
             op=[texts[each.op] for each in messages], dtype=[texts[each.dtype] for each in messages],
             seq=[each.seq for each in messages], nbytes=[each.nbytes for each in messages],
-            group=[groups[_group_of(each, profile.world_size)] for each in messages],
+            group=[groups[_make_group(each, profile.world_size)] for each in messages],
         ),
-        spans(
+        make_spans(
             "step", np.array([texts[f"ProfilerStep#{step}"] for step in steps], np.intp), *windows_ns.T, step=[*steps]
         ),
     ])  # fmt: skip
@@ -87,7 +81,7 @@ def profile_timeline(profile: RankProfile) -> Timeline:
     return Timeline.of_columns(columns, world_size=profile.world_size, meta=meta)
 
 
-def _group_of(message: CollectiveFields, world_size: int) -> SpanGroup:
+def _make_group(message: CollectiveFields, world_size: int) -> SpanGroup:
     """Return the group of a collective; its ranks are () if the profiler lists only some of them.
 
     Without a size, or with the size of the world, the group is the world.

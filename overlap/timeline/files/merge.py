@@ -42,12 +42,12 @@ def merged(timelines: Sequence[Timeline]) -> Timeline:
     columns = SpanColumns.concatenate(timeline.columns for timeline in timelines) if rest else first.columns
     dropped = sum(timeline.dropped for timeline in timelines)
     return Timeline.of_columns(
-        _with_meetings(columns), world_size=first.world_size, clock=first.clock, dropped=dropped,
-        meta=_merged_meta([timeline.meta for timeline in timelines]),
+        _with_meeting_instants(columns), world_size=first.world_size, clock=first.clock, dropped=dropped,
+        meta=_merge_meta([timeline.meta for timeline in timelines]),
     )  # fmt: skip
 
 
-def _merged_meta(metas: Sequence[dict[str, str]]) -> dict[str, str]:
+def _merge_meta(metas: Sequence[dict[str, str]]) -> dict[str, str]:
     """Join the facts of the parts: those of the first, the largest clock error, whether any was cut, starved ranks."""
     meta = dict(metas[0])
     if errors := [int(each[CLOCK_ERROR]) for each in metas if CLOCK_ERROR in each]:
@@ -59,20 +59,20 @@ def _merged_meta(metas: Sequence[dict[str, str]]) -> dict[str, str]:
     return meta
 
 
-def _with_meetings(columns: SpanColumns) -> SpanColumns:
+def _with_meeting_instants(columns: SpanColumns) -> SpanColumns:
     """Return the spans with `met_ns` (arrival of the last rank) set for each operation whose ranks are all here."""
     rows = np.flatnonzero(columns.is_operation)
     if not len(rows):
         return columns
     # Sort the spans so that those of one operation follow each other.
-    kind = columns.operation_kind[rows]
+    kind = columns.operation_key[rows]
     order = np.lexsort((columns.seq[rows], kind))
     rows, kind = rows[order], kind[order]
     firsts = run_starts(kind, columns.seq[rows])
     sizes = np.array([len(group.ranks) for group in columns.groups])
-    came = run_lengths(firsts, len(rows))
-    is_complete = np.repeat(came == sizes[columns.group[rows[firsts]]], came)
-    last_ns = np.repeat(np.maximum.reduceat(columns.start_ns[rows], firsts), came)
+    arrival_counts = run_lengths(firsts, len(rows))
+    is_complete = np.repeat(arrival_counts == sizes[columns.group[rows[firsts]]], arrival_counts)
+    last_ns = np.repeat(np.maximum.reduceat(columns.start_ns[rows], firsts), arrival_counts)
     rows, last_ns = rows[is_complete], last_ns[is_complete]
     met_ns, end_ns = columns.met_ns.copy(), columns.end_ns[rows]
     # A send may end before its receiver arrives: then it has not waited. No other operation ends before the last rank
@@ -83,7 +83,6 @@ def _with_meetings(columns: SpanColumns) -> SpanColumns:
 
 
 def _is_send(columns: SpanColumns) -> NDArray[np.bool_]:
-    """Return a mask of the spans of senders of messages."""
     # The group of a message is (sender, receiver).
     senders = np.array([group.ranks[0] if group.ranks else -1 for group in columns.groups], np.int64)
     message_ops = [index for index, text in enumerate(columns.texts) if text == Collective.P2P.text]

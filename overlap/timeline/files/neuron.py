@@ -13,13 +13,13 @@ from ...errors import UsageError
 from ..recording import columns_from_spans
 from ..span import Kind, Span
 from ..spans import ORIGIN, Timeline
-from .sections import without_backwards
+from .sections import without_backward_spans
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 _KINDS: dict[str, Kind] = {"nc_exec_running": "compute", "cc_running": "comm", "cc_exec_barrier": "comm"}
 
 
-def from_neuron(events: Sequence[Json]) -> Timeline:
+def neuron_timeline(events: Sequence[Json]) -> Timeline:
     """Return the timeline of the hardware events of a system profile. A rank is a `worker_gid`, or a NeuronCore.
 
     Events that end before they start are left out.
@@ -32,7 +32,7 @@ def from_neuron(events: Sequence[Json]) -> Timeline:
     known = [(number, event) for number, event in numbered if str(event.get("name")) in _KINDS]
     if not known:
         raise UsageError("no compute or communication of a NeuronCore in it; capture a step of the program")
-    columns, facts = without_backwards(columns_from_spans([_read_span(*each) for each in known]))
+    columns, facts = without_backward_spans(columns_from_spans([_read_span(*each) for each in known]))
     meta = {ORIGIN: "Neuron system profile", **facts}
     return Timeline.of_columns(columns, world_size=int(columns.rank.max()) + 1, meta=meta)
 
@@ -57,11 +57,7 @@ def _read_rank(event: Mapping[str, Json]) -> int:
 
 
 def _read_ns(number: int, event: Mapping[str, Json], field: str) -> int:
-    """Return a field of event `number` as whole nanoseconds.
-
-    Raises:
-        ValueError: It is no finite number.
-    """
+    """Return a field of event `number` as whole nanoseconds; raises `ValueError` if it is no finite number."""
     value = event.get(field)
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         raise ValueError(f"event {number} ({event['name']!r}): {field} is {value!r}, not a number of nanoseconds")

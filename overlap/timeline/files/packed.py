@@ -30,7 +30,7 @@ class Unpacking:
     def __init__(self) -> None:
         self.nbytes: int = 0
 
-    def add(self, nbytes: int) -> None:
+    def count_bytes(self, nbytes: int) -> None:
         """Count unpacked bytes.
 
         Raises:
@@ -50,7 +50,7 @@ unpacking: Unpacking = Unpacking()
 
 
 @contextmanager
-def named_in_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+def naming_file_in_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn errors of a block that reads a file into a `UsageError` that begins with the path.
 
     Raises:
@@ -88,7 +88,7 @@ def read_beginning(path: Path) -> bytes:
     return begin
 
 
-def may_be_earlier(begin: bytes) -> bool:
+def may_be_earlier_version(begin: bytes) -> bool:
     """Whether a text that begins with these bytes may be a trace file of an earlier version of overlap."""
     return _OWN.search(begin) is not None
 
@@ -103,7 +103,7 @@ def is_json_array(begin: bytes) -> bool:
 
 def is_profile(begin: bytes) -> bool:
     """Whether a text that begins with these bytes is a file of PyTorch's profiler, not a trace file of overlap."""
-    return b'"traceEvents"' in begin and not may_be_earlier(begin) and any(mark in begin for mark in _MARKS)
+    return b'"traceEvents"' in begin and not may_be_earlier_version(begin) and any(mark in begin for mark in _MARKS)
 
 
 def open_unpacked(raw: BinaryIO) -> BinaryIO:
@@ -142,7 +142,7 @@ def read_piece(file: BinaryIO, most_bytes: int) -> tuple[bytes, bool]:
         if not piece:
             break
         if isinstance(file, gzip.GzipFile):
-            unpacking.add(len(piece))
+            unpacking.count_bytes(len(piece))
         pieces.append(piece)
         most_bytes -= len(piece)
     return b"".join(pieces), False

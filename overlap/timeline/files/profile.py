@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
-from ..columnar import Int64s, Mask, Rows, Table
+from ..columnar import IndexTable, Int64s, Mask, Rows
 from .events import OF_OBJECT, EventReader
 from .messages import CollectiveFields, collective_name, message_bytes
-from .packed import named_in_errors, open_unpacked
+from .packed import naming_file_in_errors, open_unpacked
 
 MAX_EVENTS = 1 << 25
 """Most events of one file, which take up to 4 GB of memory; 8 GiB of text have as many."""
@@ -144,7 +144,7 @@ class RankProfile(ProfiledRank):
     unreadable: int = 0  # events with a field of another type: left out
     cut: bool = False  # whether the file ends within its events
 
-    def rows(self, *kinds: int) -> Rows:
+    def rows_of_kinds(self, *kinds: int) -> Rows:
         """Return the rows of events of some kinds (`KERNEL` to `DEVICE_NOTE`), in order of start."""
         return np.flatnonzero(np.isin(self.kind, kinds))
 
@@ -152,15 +152,15 @@ class RankProfile(ProfiledRank):
         """Return a mask over `names`: the names in which a pattern is found."""
         return np.fromiter((bool(pattern.search(name)) for name in self.names), bool, len(self.names))
 
-    def matches(self, rows: Rows, pattern: re.Pattern[str]) -> Mask:
+    def name_matches(self, rows: Rows, pattern: re.Pattern[str]) -> Mask:
         """Return a mask over `rows`: the events in whose name a pattern is found."""
         return self.names_matching(pattern)[self.name[rows]]
 
-    def named(self, rows: Rows, pattern: re.Pattern[str]) -> Rows:
+    def rows_matching(self, rows: Rows, pattern: re.Pattern[str]) -> Rows:
         """Return those of `rows` in whose name a pattern is found."""
-        return rows[self.matches(rows, pattern)]
+        return rows[self.name_matches(rows, pattern)]
 
-    def on_thread(self, rows: Rows, thread: int) -> Rows:
+    def rows_on_thread(self, rows: Rows, thread: int) -> Rows:
         """Return those of `rows` whose events are on a thread, an index in `threads`."""
         is_own: Mask = self.thread[rows] == thread
         return rows[is_own]
@@ -175,7 +175,7 @@ class RankProfile(ProfiledRank):
         return self.end_ns[rows] - self.start_ns[rows]
 
 
-class _NameNumbers(Table[str]):
+class _NameNumbers(IndexTable[str]):
     """Numbers names in the order of their first look-up; longer ones are cut at `MAX_NAME_CHARS` characters."""
 
     def __missing__(self, item: str) -> int:
@@ -187,14 +187,14 @@ class _ColumnBuilder:
     """Columns of a `RankProfile` in the order of the file, which grow by a piece of events at a time."""
 
     names: _NameNumbers = field(default_factory=_NameNumbers)
-    threads: Table[tuple[object, object]] = field(default_factory=Table[tuple[object, object]])
+    threads: IndexTable[tuple[object, object]] = field(default_factory=IndexTable[tuple[object, object]])
     pieces: list[list[NDArray[Any]]] = field(default_factory=list)
     messages: dict[int, CollectiveFields] = field(default_factory=dict)
     count: int = 0
     backwards: int = 0
     unreadable: int = 0
 
-    def add(self, events: list[_ProfilerEvent]) -> None:
+    def add_events(self, events: list[_ProfilerEvent]) -> None:
         """Append the events of known kinds; count those with bad times in `backwards` and `unreadable`."""
         kind_of = _KINDS.get
         kind = np.array([kind_of(event.cat, -1) if event.ph == "X" else -1 for event in events], np.int8)
@@ -255,10 +255,10 @@ def read_profile(path: str | os.PathLike[str]) -> RankProfile:
     Raises:
         UsageError: The file cannot be read, is no such file, or has too many events.
     """
-    with named_in_errors(path), open(path, "rb") as raw:
+    with naming_file_in_errors(path), open(path, "rb") as raw:
         reader, columns = _ProfileReader(open_unpacked(raw), _ProfilerEvent, OF_OBJECT), _ColumnBuilder()
         for events in reader:
-            columns.add(events)
+            columns.add_events(events)
             if columns.count + _MESSAGE_EVENTS * len(columns.messages) > MAX_EVENTS:
                 raise UsageError(f"more than {MAX_EVENTS:,} events; record fewer steps")
         columns.unreadable += reader.unreadable
@@ -271,7 +271,7 @@ class _ProfileReader(EventReader[_ProfilerEvent]):
     is_strict = False
     unreadable = 0
 
-    def convert(self, items: list[object]) -> list[_ProfilerEvent]:
+    def convert_items(self, items: list[object]) -> list[_ProfilerEvent]:
         """Return the events that can be read, and count the others in `unreadable`."""
         events = [event for item in items if (event := _decode_leniently(item)) is not None]
         self.unreadable += len(items) - len(events)
@@ -303,14 +303,7 @@ def _to_json_bytes(fields: Mapping[str, object]) -> bytes:
 def _build_profile(path: str, header: dict[str, Any], columns: _ColumnBuilder, *, cut: bool) -> RankProfile:
     """Return the profile of all events, sorted by start; of events that start together, the longest comes first.
 
-    Args:
-        path: The file, for messages.
-        header: Fields of the file next to its events.
-        columns: The events. Their pieces are removed from it.
-        cut: Whether the file ends within its events.
-
-    Raises:
-        UsageError: There is no event.
+    The pieces are removed from `columns`. `cut`: the file ends within its events. Raises `UsageError` if there is none.
     """
     parts = [list(part) for part in zip(*columns.pieces, strict=True)]  # for each column, its pieces
     # Pieces are freed as soon as they are joined or sorted, so that memory holds one column twice, not all.

@@ -11,10 +11,10 @@ from typing import BinaryIO
 from ...errors import UsageError
 from ..spans import Timeline
 from . import packed
-from .earlier import earlier_timeline
+from .earlier import read_earlier_timeline
 from .events import PIECE_BYTES
 from .kineto import profile_timeline
-from .neuron import from_neuron
+from .neuron import neuron_timeline
 from .profile import read_profile
 from .sections import read_sections
 
@@ -31,7 +31,7 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
     Raises:
         UsageError: The file is missing or damaged, unpacks to too many bytes, or has no compute and no communication.
     """
-    with packed.named_in_errors(path):
+    with packed.naming_file_in_errors(path):
         regular = os.path.isfile(path)
         # A pipe cannot be opened twice: its beginning is read below.
         begin = packed.read_beginning(Path(path)) if regular else b""
@@ -43,16 +43,15 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
             raw.seek(0)
             if packed.is_json_array(begin):
                 return read_sections(packed.open_unpacked(raw))
-            if packed.may_be_earlier(begin) and b'"traceEvents"' in begin:
-                return earlier_timeline(packed.open_unpacked(raw))
+            if packed.may_be_earlier_version(begin) and b'"traceEvents"' in begin:
+                return read_earlier_timeline(packed.open_unpacked(raw))
             return _system_profile(raw)
 
 
 def _system_profile(raw: BinaryIO) -> Timeline:
     """Return the timeline of a system profile of Neuron.
 
-    Raises:
-        UsageError: The file is something else, or unpacks to more than `MAX_TEXT_BYTES`.
+    Raises `UsageError` for another file, or one that unpacks to more than `MAX_TEXT_BYTES`.
     """
     file = packed.open_unpacked(raw)
     data = file.read() if file is raw else packed.read_piece(file, MAX_TEXT_BYTES + 1)[0]
@@ -70,7 +69,7 @@ def _system_profile(raw: BinaryIO) -> Timeline:
     except ValueError as error:
         raise UsageError(f"not JSON, or cut off before its first event: {error}; record it again") from error
     if isinstance(content, dict) and isinstance(hardware := content.get("trace_events"), list):
-        return from_neuron(hardware)
+        return neuron_timeline(hardware)
     raise UsageError(
         "not a trace of overlap or of PyTorch's profiler, and no system profile of Neuron; name one of these"
     )

@@ -16,7 +16,7 @@ from msgspec import UNSET
 
 from ...errors import UsageError
 from ...ranklist import parse_rank_list
-from ..columnar import KINDS, NONE, ROLES, Int64s, SpanColumns, SpanGroup, Table
+from ..columnar import KINDS, NONE, ROLES, IndexTable, Int64s, SpanColumns, SpanGroup
 from ..spans import CUT, LEFT_OUT, Timeline
 from .events import OF_ARRAY, EventReader
 from .merge import CLOCK_ERROR, merged
@@ -34,7 +34,7 @@ class _TraceSection:
         self.parts: list[SpanColumns] = []
         self.left_out: list[SpanColumns] = []
 
-    def decode(self) -> None:
+    def decode_events(self) -> None:
         """Turn the events read since the last call into columns; spans that end before they start go to `left_out`."""
         columns = decode_columns(self.events)
         backwards = columns.start_ns > columns.end_ns
@@ -42,11 +42,10 @@ class _TraceSection:
         self.left_out.append(columns.take(backwards))
         self.parts.append(columns.take(~backwards))
 
-    def timeline(self, clocks: Sequence[ClockAt]) -> Timeline:
-        """Return the timeline of the section on the clock that all processes share, with its error in `meta`.
+    def make_timeline(self, clocks: Sequence[ClockAt]) -> Timeline:
+        """Return the section on the clock that all processes share, with its error in `meta`.
 
-        Args:
-            clocks: Offsets of the common clock from the process's; empty: the instants are on it already.
+        Without `clocks`, its instants are on that clock already.
         """
         columns, meta = SpanColumns.concatenate(self.parts), dict(self.end.meta if self.end else self.header.meta)
         if clocks:
@@ -80,7 +79,7 @@ def read_sections(file: BinaryIO) -> Timeline:
                     raise ValueError(f"the span '{event.name}' of rank {event.pid} comes before the header")
                 last.events.append(event)
             elif event.name == HEADER:
-                last = _TraceSection(checked_header(event.args, VERSION))
+                last = _TraceSection(parse_header(event.args, VERSION))
                 sections.append(last)
             elif last is not None and event.name == CLOCK:
                 last.clocks.append(msgspec.convert(event.args, ClockAt))
@@ -88,13 +87,13 @@ def read_sections(file: BinaryIO) -> Timeline:
                 last.end = msgspec.convert(event.args, TraceEnd)
         for section in sections:
             if section.events:
-                section.decode()
+                section.decode_events()
     if not sections:
         raise UsageError("not JSON, or cut off before its first event; record it again")
     by_process: dict[int, list[_TraceSection]] = {}
     for section in sections:
         by_process.setdefault(section.header.process, []).append(section)
-    timelines = [_in_sequence(of_process) for _, of_process in sorted(by_process.items())]
+    timelines = [_timeline_of_process(of_process) for _, of_process in sorted(by_process.items())]
     found = timelines[0] if len(timelines) == 1 else merged(timelines)
     meta = found.meta if reader.is_complete else {CUT: "only what is complete"} | found.meta
     left_out = SpanColumns.concatenate(columns for section in sections for columns in section.left_out)
@@ -107,7 +106,7 @@ def read_sections(file: BinaryIO) -> Timeline:
     return replace(found, meta=meta)
 
 
-def checked_header(fields: object, version: int) -> Header:
+def parse_header(fields: object, version: int) -> Header:
     """Return a header from decoded fields.
 
     Raises:
@@ -126,10 +125,10 @@ def checked_header(fields: object, version: int) -> Header:
     return msgspec.convert(fields, Header)
 
 
-def _in_sequence(sections: Sequence[_TraceSection]) -> Timeline:
+def _timeline_of_process(sections: Sequence[_TraceSection]) -> Timeline:
     """Return one timeline of the worlds that a process ran one after the other, all on the common clock."""
     # A process has one clock for all of its worlds. Its last world has the most measurements of the offset.
-    timelines = [section.timeline(sections[-1].clocks) for section in sections]
+    timelines = [section.make_timeline(sections[-1].clocks) for section in sections]
     if len(timelines) == 1:
         return timelines[0]
     last, meta = timelines[-1], {key: value for timeline in timelines for key, value in timeline.meta.items()}
@@ -145,16 +144,19 @@ def _on_common_clock(columns: SpanColumns, clocks: Sequence[ClockAt]) -> SpanCol
     # A float holds the small drift exactly, but not the offset.
     drift_ns = (offset_ns - offset_ns[0]).astype(float)
 
-    def to_common(column: Int64s) -> Int64s:
+    def to_common_clock(column: Int64s) -> Int64s:
         # `interp` takes the first offset before it, and the last offset after it.
         drift = np.interp((column - at_ns[0]).astype(float), (at_ns - at_ns[0]).astype(float), drift_ns)
         return cast(Int64s, column + offset_ns[0] + np.rint(drift).astype(np.int64))
 
-    instants: dict[str, Any] = {"start_ns": to_common(columns.start_ns), "end_ns": to_common(columns.end_ns)}
-    instants["met_ns"] = np.where(columns.is_operation, to_common(columns.met_ns), columns.met_ns)
+    instants: dict[str, Any] = {
+        "start_ns": to_common_clock(columns.start_ns),
+        "end_ns": to_common_clock(columns.end_ns),
+    }
+    instants["met_ns"] = np.where(columns.is_operation, to_common_clock(columns.met_ns), columns.met_ns)
     for name in ("issued_ns", "awaited_ns"):
         column = getattr(columns, name)
-        instants[name] = np.where(column == NONE, NONE, to_common(np.where(column == NONE, 0, column)))
+        instants[name] = np.where(column == NONE, NONE, to_common_clock(np.where(column == NONE, 0, column)))
     return replace(columns, **instants)
 
 
@@ -174,7 +176,7 @@ def decode_columns(events: Sequence[SpanEvent]) -> SpanColumns:
         OverflowError: A number has more than 64 bits.
     """
     args, kinds = [event.args for event in events], [event.cat for event in events]
-    texts, groups, alike = Table[str](), Table[tuple[str, str, int]](), Table[tuple[object, ...]]()
+    texts, groups, alike = IndexTable[str](), IndexTable[tuple[str, str, int]](), IndexTable[tuple[object, ...]]()
     # Looking up a new key adds it: index 0 becomes "" and no group.
     texts[""], groups["", "", 0]
     numbers: dict[str, Iterable[int]] = {name: map(attrgetter(name), args) for name in _NUMBERS} | {
@@ -202,7 +204,7 @@ def decode_columns(events: Sequence[SpanEvent]) -> SpanColumns:
         raise _unissued_error(events[int(unissued.argmax())])
     # `dur` is microseconds
     dur_ns = np.array([round(event.dur * 1000) for event in events], np.int64)
-    known_groups = Table[SpanGroup]()  # one group may be listed in several ways
+    known_groups = IndexTable[SpanGroup]()  # one group may be listed in several ways
     index = [known_groups[SpanGroup(name, parse_rank_list(ranks) if ranks else (), tag)] for name, ranks, tag in groups]
     columns |= {
         "end_ns": np.where(columns["end_ns"] == NONE, start_ns + dur_ns, columns["end_ns"]),
@@ -222,7 +224,7 @@ def _unissued_error(event: SpanEvent) -> ValueError:
     return ValueError(f"{operation}, which starts at {fields.start_ns} ns, has no 'issued_ns'")
 
 
-def without_backwards(columns: SpanColumns) -> tuple[SpanColumns, dict[str, str]]:
+def without_backward_spans(columns: SpanColumns) -> tuple[SpanColumns, dict[str, str]]:
     """Leave out spans that end before they start.
 
     Returns:

@@ -27,7 +27,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from ...errors import UsageError
-from ...ranklist import listed
+from ...ranklist import format_rank_list
 from ..columnar import INT32_COLUMNS, INT64_COLUMNS, KINDS, NONE, ROLES, SpanColumns
 from ..span import Clock, Kind, Role
 from ..spans import Timeline
@@ -126,11 +126,11 @@ class SectionWriter:
         self._rows: dict[tuple[int, int, str], list[list[int]]] = {}
         self._counts: dict[int, int] = {}  # by rank, the number of its rows
 
-    def note(self, name: str, content: Header | ClockAt | TraceEnd) -> bytes:
+    def encode_note(self, name: str, content: Header | ClockAt | TraceEnd) -> bytes:
         """Return a metadata event as text; `name` is `HEADER`, `CLOCK` or `END`, as fits the content."""
-        return b",\n" + _encode(NoteEvent(name=name, args=msgspec.to_builtins(content)))
+        return b",\n" + _encode_event(NoteEvent(name=name, args=msgspec.to_builtins(content)))
 
-    def spans(self, columns: SpanColumns, *, offset_ns: int = 0) -> bytes:
+    def encode_spans(self, columns: SpanColumns, *, offset_ns: int = 0) -> bytes:
         """Return the events of spans as JSON lines, each after a comma; b"" without spans.
 
         `offset_ns` is added to `ts`, for the common clock.
@@ -155,26 +155,20 @@ class SectionWriter:
                     start_ns, end, in_step, issued, texts[site], own_lane, own_role, seq, nbytes, met, awaited,
                     priority, "" if op == name else texts[op], texts[algorithm], texts[dtype], *groups[group],
                 )  # fmt: skip
-            tid = self._row_of_lane(events, rank, kind, texts[lane], start_ns, end_ns)
+            tid = self._find_free_row(events, rank, kind, texts[lane], start_ns, end_ns)
             events.append(SpanEvent(rank, tid, (start_ns + offset_ns) / 1000, dur, KINDS[kind], texts[name], args))
         try:
             lines = _ENCODER.encode_lines(events)
         except UnicodeEncodeError:  # a text has lone surrogates, which UTF-8 cannot encode
-            lines = b"".join(_encode(event) + b"\n" for event in events)
+            lines = b"".join(_encode_event(event) + b"\n" for event in events)
         return b",\n" + lines[:-1].replace(b"\n", b",\n") if events else b""
 
-    def _row_of_lane(
+    def _find_free_row(
         self, events: list[SpanEvent | NoteEvent], rank: int, kind: int, lane: str, start_ns: int, end_ns: int
     ) -> int:
-        """Return the `tid` of the first row of a lane that is free at `start_ns`; a span takes it until `end_ns`.
+        """Return the `tid` of the first row of a lane that is free at `start_ns`, taken until `end_ns`.
 
-        Args:
-            events: List of events. If the row is new, events with its name for viewers are appended.
-            rank: The rank.
-            kind: Index of the span's kind in `KINDS`.
-            lane: Name of the lane.
-            start_ns: Start of the span.
-            end_ns: End of the span.
+        If the row is new, events with its name for viewers are appended to `events`. `kind` is an index in `KINDS`.
         """
         rows = self._rows.setdefault((rank, kind, lane), [])
         for row in rows:
@@ -196,7 +190,7 @@ DEFAULT_ROLES = [ROLES.index("program" if kind in ("compute", "comm") else "") f
 _ENCODER = msgspec.json.Encoder()
 
 
-def _encode(event: SpanEvent | NoteEvent) -> bytes:
+def _encode_event(event: SpanEvent | NoteEvent) -> bytes:
     """Return JSON with sorted keys; lone surrogates, which UTF-8 cannot encode, become escapes."""
     try:
         return msgspec.json.encode(event, order="sorted")
@@ -204,7 +198,7 @@ def _encode(event: SpanEvent | NoteEvent) -> bytes:
         return json.dumps(msgspec.to_builtins(event), sort_keys=True, separators=(",", ":")).encode()
 
 
-_listed = lru_cache(maxsize=1024)(listed)
+_listed = lru_cache(maxsize=1024)(format_rank_list)
 
 
 # -- files ---------------------------------------------------------------------------------------------------------
@@ -225,10 +219,10 @@ def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     )  # fmt: skip
     with _open_for_writing(path) as file:
         # Each text begins with ",\n"; the first event has "[\n" instead.
-        file.write(b"[\n" + section.note(HEADER, header)[2:])
+        file.write(b"[\n" + section.encode_note(HEADER, header)[2:])
         for first in range(0, len(columns), _PIECE_SPANS):
-            file.write(section.spans(columns.take(np.arange(first, min(first + _PIECE_SPANS, len(columns))))))
-        file.write(section.note(END, TraceEnd(dropped=timeline.dropped, meta=timeline.meta)) + ENDING)
+            file.write(section.encode_spans(columns.take(np.arange(first, min(first + _PIECE_SPANS, len(columns))))))
+        file.write(section.encode_note(END, TraceEnd(dropped=timeline.dropped, meta=timeline.meta)) + ENDING)
 
 
 _PIECE_SPANS = 10_000
@@ -238,10 +232,7 @@ _PIECE_SPANS = 10_000
 def _open_for_writing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a file for writing in a block, through gzip if its name ends in `.gz`.
 
-    A regular file is written under another name, and renamed when the block ends without an error.
-
-    Raises:
-        UsageError: The file cannot be written.
+    A regular file is renamed when the block ends without an error. Raises `UsageError` if it cannot be written.
     """
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -279,14 +270,14 @@ def join_parts(parts: Sequence[Path], path: str | os.PathLike[str]) -> None:
     if len(parts) == 1 and Path(path).suffix != ".gz" and (not os.path.exists(path) or os.path.isfile(path)):
         (part,) = parts
         with suppress(OSError):  # on another file system
-            if part.stat().st_size == _end_of_events(part) + len(ENDING):
+            if part.stat().st_size == _find_events_end(part) + len(ENDING):
                 part.replace(os.path.realpath(path))
                 return
     with _open_for_writing(path) as file:
         file.write(b"[\n")
         has_events = False
         for part in parts:
-            for number, piece in enumerate(_events_of(part)):
+            for number, piece in enumerate(_read_event_text(part)):
                 comma = b",\n" if has_events and not number else b""  # between the events of two files
                 file.write(comma + piece)
                 has_events = True
@@ -300,10 +291,10 @@ ENDING = b"\n]\n"
 """Text after the last event of a complete file."""
 
 
-def _events_of(part: Path) -> Iterable[bytes]:
+def _read_event_text(part: Path) -> Iterable[bytes]:
     """Yield the text of the complete events of a trace file of overlap, without the brackets of the array."""
     # The first two bytes are the bracket and a line break.
-    left_bytes = _end_of_events(part) - 2
+    left_bytes = _find_events_end(part) - 2
     with part.open("rb") as file:
         file.seek(2)
         while left_bytes > 0 and (piece := file.read(min(_COPY_BYTES, left_bytes))):
@@ -311,7 +302,7 @@ def _events_of(part: Path) -> Iterable[bytes]:
             yield piece
 
 
-def _end_of_events(part: Path) -> int:
+def _find_events_end(part: Path) -> int:
     """Return the number of bytes of a trace file of overlap up to the end of its last complete event."""
     size = part.stat().st_size
     with part.open("rb") as file:

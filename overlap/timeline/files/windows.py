@@ -55,7 +55,7 @@ def select_work(profile: RankProfile) -> WorkRows:
     Args:
         profile: The events of a rank.
     """
-    device = profile.rows(KERNEL, COPY, SET)
+    device = profile.rows_of_kinds(KERNEL, COPY, SET)
     if len(device):
         # The "process" of an event on a device is the device.
         processes = np.array([str(process) for process, _ in profile.threads])[profile.thread[device]]
@@ -68,7 +68,7 @@ def select_work(profile: RankProfile) -> WorkRows:
     comm_name = np.fromiter((bool(COMM_KERNEL.match(name)) for name in profile.names), bool, len(profile.names))
     is_comm = comm_name[profile.name[device]] | np.isin(device, list(profile.messages))
     is_kernel = profile.kind[device] == KERNEL
-    is_comm |= ~is_kernel & profile.matches(device, _PEER)
+    is_comm |= ~is_kernel & profile.name_matches(device, _PEER)
     return WorkRows(
         compute=device[is_kernel & ~is_comm], comm=device[is_comm], copies=device[~is_kernel & ~is_comm],
         on_device=True, launch=launch, calls=device[:0],
@@ -77,17 +77,17 @@ def select_work(profile: RankProfile) -> WorkRows:
 
 def _host_work(profile: RankProfile, launch: Rows) -> WorkRows:
     """Return the work of a host, if no kernel is recorded: operators, and communication of its threads."""
-    operators, notes = profile.rows(OPERATOR), profile.rows(NOTE)
-    comm = profile.named(notes, _HOST_COMM)
-    compute = operators[~profile.matches(operators, _ENQUEUE)]
-    calls = profile.named(operators, _CALL)
+    operators, notes = profile.rows_of_kinds(OPERATOR), profile.rows_of_kinds(NOTE)
+    comm = profile.rows_matching(notes, _HOST_COMM)
+    compute = operators[~profile.name_matches(operators, _ENQUEUE)]
+    calls = profile.rows_matching(operators, _CALL)
     return WorkRows(compute=compute, comm=comm, copies=calls[:0], on_device=False, launch=launch, calls=calls)
 
 
 def _launch_rows(profile: RankProfile, device: Rows) -> Rows:
     """Return, for each row of the profile, the row of the call that launched it, by their correlation; -1 without."""
     launch = np.full(len(profile.kind), -1, np.intp)
-    calls = profile.rows(RUNTIME)
+    calls = profile.rows_of_kinds(RUNTIME)
     calls = calls[profile.correlation[calls] >= 0]
     if not len(calls):
         return launch
@@ -117,7 +117,7 @@ def step_windows(profile: RankProfile, work: WorkRows) -> dict[int | None, Inter
     host: dict[int, Interval] = {}
     device: dict[int, Interval] = {}
     marks = {number: int(match[1]) for number, name in enumerate(profile.names) if (match := STEP.match(name))}
-    for row in profile.rows(NOTE, DEVICE_NOTE).tolist():
+    for row in profile.rows_of_kinds(NOTE, DEVICE_NOTE).tolist():
         if (step := marks.get(int(profile.name[row]))) is not None:
             # A step has one mark on the host, and on the device one on each stream.
             where = host if profile.kind[row] == NOTE else device
@@ -126,8 +126,8 @@ def step_windows(profile: RankProfile, work: WorkRows) -> dict[int | None, Inter
             where[step] = min(first_ns, start_ns), max(last_ns, end_ns)
     if not work.on_device:
         return _sort_steps(host) or {None: _rows_extent(profile, work.rows if len(work.rows) else slice(None))}
-    launched = _launched_extents(profile, work, host)
-    windows = _chain_windows({step: host[step] for step in launched})
+    launched = _launched_work_extents(profile, work, host)
+    windows = _extend_to_next_step({step: host[step] for step in launched})
     has_only_device_marks = bool(device) and not launched
     if not windows or has_only_device_marks or _runs_outside_windows(profile, work, windows):
         windows = _lagging_windows(profile, work, host, device or launched)
@@ -138,24 +138,19 @@ def _runs_outside_windows(profile: RankProfile, work: WorkRows, windows: Mapping
     """Whether more than `LAG_SHARE` of the device's work runs outside the step window that launched it.
 
     Work that was launched in no window, and begins in none, does not count.
-
-    Args:
-        profile: The events.
-        work: The work of the device.
-        windows: The window of each step.
     """
     rows = work.rows
     start_ns, end_ns, launch = profile.start_ns[rows], profile.end_ns[rows], work.launch[rows]
     begins, ends = np.array([windows[step] for step in sorted(windows)], np.int64).T
 
-    def window_of(instants_ns: Int64s) -> Rows:
+    def find_window(instants_ns: Int64s) -> Rows:
         """Return the index of the window that contains each instant, or -1."""
         at = np.searchsorted(begins, instants_ns, "right") - 1
         return np.where((at >= 0) & (instants_ns < ends[at]), at, -1)
 
     # The window in which each work was launched; -1: in none, or before the recording.
-    own = np.where(launch >= 0, window_of(profile.start_ns[launch]), -1)
-    counted = (own >= 0) | (window_of(start_ns) >= 0)
+    own = np.where(launch >= 0, find_window(profile.start_ns[launch]), -1)
+    counted = (own >= 0) | (find_window(start_ns) >= 0)
     total_ns = int((end_ns - start_ns)[counted].sum())
     has_own = own >= 0
     own = own[has_own]
@@ -166,15 +161,11 @@ def _runs_outside_windows(profile: RankProfile, work: WorkRows, windows: Mapping
 def _lagging_windows(
     profile: RankProfile, work: WorkRows, host: Mapping[int, Interval], device: Mapping[int, Interval]
 ) -> dict[int, Interval]:
-    """Return the windows of steps whose work runs long after its launch.
+    """Return the windows of steps whose work runs long after its launch, from their marks on host and device.
 
-    Args:
-        profile: The events.
-        work: The work of the device.
-        host: By step, the interval of its marks on the host.
-        device: By step, the interval of its marks on the device; without marks, of the work that it launched.
+    Without marks on the device, `device` has the intervals of the launched work.
     """
-    windows = _chain_windows(device)
+    windows = _extend_to_next_step(device)
     if len(windows) != 1 or (step := max(windows)) not in host:
         return windows
     (begin_ns, end_ns), (host_begin_ns, host_end_ns) = windows[step], host[step]
@@ -184,7 +175,7 @@ def _lagging_windows(
     return windows
 
 
-def _chain_windows(steps: Mapping[int, Interval]) -> dict[int, Interval]:
+def _extend_to_next_step(steps: Mapping[int, Interval]) -> dict[int, Interval]:
     """Return the intervals of steps, each extended to the start of the next step; {} if steps are not in order of time.
 
     {1: (0, 4), 2: (6, 9)} gives {1: (0, 6), 2: (6, 9)}.
@@ -213,11 +204,11 @@ def _recording_window(profile: RankProfile, work: WorkRows) -> Interval:
     # Without any launch it is unknown which of the host's events belong to the work: the whole recording counts.
     if (work.launch[work.rows] < 0).all():
         return int(profile.start_ns.min()), int(profile.end_ns.max())
-    first_ns = min([start_ns, *profile.start_ns[profile.rows(OPERATOR, RUNTIME)[:1]].tolist()])
+    first_ns = min([start_ns, *profile.start_ns[profile.rows_of_kinds(OPERATOR, RUNTIME)[:1]].tolist()])
     return first_ns if start_ns - first_ns > LEAD_NS else start_ns, end_ns
 
 
-def _launched_extents(profile: RankProfile, work: WorkRows, host: dict[int, Interval]) -> dict[int, Interval]:
+def _launched_work_extents(profile: RankProfile, work: WorkRows, host: dict[int, Interval]) -> dict[int, Interval]:
     """Return, by step, the first start and last end of the work that was launched inside its mark on the host."""
     rows = work.rows
     rows = rows[work.launch[rows] >= 0]
@@ -230,7 +221,7 @@ def _launched_extents(profile: RankProfile, work: WorkRows, host: dict[int, Inte
     return extents
 
 
-def rows_union(profile: RankProfile, rows: Rows) -> Merged:
+def union_of_rows(profile: RankProfile, rows: Rows) -> Merged:
     """Return the union of the intervals of some rows, as merged intervals."""
     return union(profile.start_ns[rows], profile.end_ns[rows])
 
@@ -240,11 +231,11 @@ def union_all(*parts: Merged) -> Merged:
     return union(np.concatenate([each.start_ns for each in parts]), np.concatenate([each.end_ns for each in parts]))
 
 
-def outermost(profile: RankProfile, operators: Rows) -> Rows:
+def outermost_operators(profile: RankProfile, operators: Rows) -> Rows:
     """Return the operators that are not nested in another operator of their thread."""
     parts = [np.empty(0, np.intp)]
     for thread in profile.threads_of(operators):
-        mine = profile.on_thread(operators, thread)
+        mine = profile.rows_on_thread(operators, thread)
         parts.append(mine[is_outermost(profile, mine)])
     return np.concatenate(parts)
 
@@ -267,9 +258,9 @@ def collective_messages(profile: RankProfile, comm: Rows) -> list[CollectiveFiel
     of c10d around the event shows the size.
     """
     calls: dict[int, list[int]] = {}
-    if profile.matches(comm, _OURS).any():
-        operators = profile.rows(OPERATOR)
-        for row in profile.named(operators, _CALL).tolist():
+    if profile.name_matches(comm, _OURS).any():
+        operators = profile.rows_of_kinds(OPERATOR)
+        for row in profile.rows_matching(operators, _CALL).tolist():
             calls.setdefault(int(profile.thread[row]), []).append(row)
     numbers: dict[tuple[str, str], int] = {}
     messages = []
@@ -314,7 +305,7 @@ def issuing_calls(profile: RankProfile, work: WorkRows, messages: Sequence[Colle
     return issues
 
 
-def lost_launches(profile: RankProfile, calls: Rows) -> Rows:
+def launches_without_work(profile: RankProfile, calls: Rows) -> Rows:
     """Return the calls that launched work which was not recorded.
 
     A launch inside a graph's capture does not count: it launches nothing. A call of the runtime and the call of the
@@ -325,18 +316,18 @@ def lost_launches(profile: RankProfile, calls: Rows) -> Rows:
         profile: The events.
         calls: Rows of calls of the runtime and of the driver.
     """
-    launches = calls[profile.matches(calls, GRAPH) | profile.matches(calls, _LAUNCH)]
-    recorded = profile.rows(KERNEL, COPY, SET)  # of other devices, too
+    launches = calls[profile.name_matches(calls, GRAPH) | profile.name_matches(calls, _LAUNCH)]
+    recorded = profile.rows_of_kinds(KERNEL, COPY, SET)  # of other devices, too
     has_work = np.isin(profile.correlation[launches], profile.correlation[recorded])
     lost, with_work = launches[~has_work], launches[has_work]
-    begins, ends = (profile.named(calls, pattern) for pattern in (BEGIN_CAPTURE, END_CAPTURE))
+    begins, ends = (profile.rows_matching(calls, pattern) for pattern in (BEGIN_CAPTURE, END_CAPTURE))
     # Rows are in order of start. Inside a capture, more captures have begun than ended.
     captures = np.searchsorted(begins, lost) > np.searchsorted(ends, lost)
     lost = lost[~captures]
     parts = [lost[:0]]
     # Keep a lost launch only if it overlaps no launch with work on its thread: then the two would be nested.
     for thread in profile.threads_of(lost):
-        own, others = (profile.on_thread(rows, thread) for rows in (lost, with_work))
+        own, others = (profile.rows_on_thread(rows, thread) for rows in (lost, with_work))
         begins_ns = np.append(profile.start_ns[others], np.iinfo(np.int64).max)
         # For each lost launch, the first launch with work that ends after its begin.
         after = np.searchsorted(profile.end_ns[others], profile.start_ns[own], "right")
@@ -355,13 +346,13 @@ def recording_notes(profile: RankProfile, work: WorkRows) -> list[str]:
         notes.append(f"{profile.unreadable} events have fields of another type: left out")
     if not work.on_device and profile.header.get("deviceProperties"):
         notes.append("no kernel of its device is recorded (CUPTI or ROCTracer was off): only the host is seen")
-    threads = profile.threads_of(profile.rows(KERNEL, COPY, SET))
+    threads = profile.threads_of(profile.rows_of_kinds(KERNEL, COPY, SET))
     if (devices := len({profile.threads[thread][0] for thread in threads})) > 1:
         notes.append(f"the file has {devices} devices: only the one that did most counts")
-    calls = profile.rows(RUNTIME)
-    lost = lost_launches(profile, calls) if work.on_device else calls[:0]
+    calls = profile.rows_of_kinds(RUNTIME)
+    lost = launches_without_work(profile, calls) if work.on_device else calls[:0]
     for kind, pattern in (("CUDA graphs", GRAPH), ("kernels", _LAUNCH)):
-        count, every = (int(profile.matches(rows, pattern).sum()) for rows in (lost, calls))
+        count, every = (int(profile.name_matches(rows, pattern).sum()) for rows in (lost, calls))
         if count:
             notes.append(f"{count} of {every} launches of {kind} have no recorded kernels: they look idle")
     if work.on_device and len(rows := work.rows):

@@ -62,7 +62,7 @@ class Activity:
         fields = [(window.rank, window.start_ns, window.end_ns) for window in windows]
         window_rank, window_begin_ns, window_end_ns = np.array(fields, np.int64).T
         first_ns, last_ns = int(window_begin_ns.min()), int(window_end_ns.max())
-        near = timeline.columns.near((first_ns, last_ns))
+        near = timeline.columns.spans_near((first_ns, last_ns))
         columns = timeline.columns if near.all() else timeline.columns.take(near)
         self.columns: SpanColumns = columns
         compute, program, comm, copy = (
@@ -114,7 +114,7 @@ class Activity:
         changes = np.bincount(begin, minlength=count) - np.bincount(stop, minlength=count)
         return np.cumsum(changes[:-1]) > 0
 
-    def in_windows(self, chosen: Mask) -> Int64s:
+    def chosen_ns_by_window(self, chosen: Mask) -> Int64s:
         """Return, for each window, the nanoseconds of the chosen units inside it; `chosen` is a mask over units."""
         # Chosen time before each unit: the time in a window is the difference between its end and its start.
         before_ns = np.append(0, np.cumsum(np.where(chosen, self.length_ns, 0)))
@@ -142,9 +142,9 @@ class Activity:
                 rows, begin, stop = rows[order], begin[order], stop[order]
             real = begin < stop
             rows, units = rows[real], np.flatnonzero(self.doing == doing)
-            row[units] = rows[_first_covering(begin[real], stop[real], len(row))[units]]
+            row[units] = rows[_first_range_covering(begin[real], stop[real], len(row))[units]]
         keeps = self.doing == PROGRAM
-        row[keeps] = _keeper_rows(self.columns)[row[keeps]]
+        row[keeps] = _loop_keeper_rows(self.columns)[row[keeps]]
         units = np.flatnonzero(self.length_ns)
         firsts = run_starts(self._rank[units], self.doing[units], row[units])
         lasts = np.append(firsts[1:], len(units))[: len(firsts)] - 1
@@ -154,7 +154,7 @@ class Activity:
         )
 
 
-def _keeper_rows(columns: SpanColumns) -> Rows:
+def _loop_keeper_rows(columns: SpanColumns) -> Rows:
     """Return, for each span, the row of the span of the rank that kept the event loop busy; for other spans their row.
 
     When a rank keeps a loop busy, each rank of the process gets a span with the same instants and name. Only that of
@@ -170,17 +170,12 @@ def _keeper_rows(columns: SpanColumns) -> Rows:
     return keeper
 
 
-def _first_covering(begin: Rows, end: Rows, units: int) -> Rows:
+def _first_range_covering(begin: Rows, end: Rows, units: int) -> Rows:
     """Return, for each unit, the index of the first of n ranges that contains it, or n if none does.
 
     Ranges 2-5 and 0-3 (ends not included) over 6 units give [1, 1, 0, 0, 0, 2]. Each range is covered by two ranges
     whose length is a power of two, which are split into halves, level by level. Cost: the number of units times the
     logarithm of the longest range.
-
-    Args:
-        begin: First unit of each range.
-        end: Unit after the last of each range.
-        units: Number of units.
     """
     power = np.frexp(end - begin)[1] - 1
     first = np.full(units, len(begin), np.intp)

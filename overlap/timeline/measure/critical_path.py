@@ -10,8 +10,8 @@ import numpy as np
 
 from ..spans import Timeline
 from .activity import PROGRAM, WAITING, WIRE, Activity, ActivityPieces
-from .meetings import last_rows
-from .steps import of_steps, rank_windows
+from .meetings import last_arrival_rows
+from .steps import keep_ranks_with_steps, rank_windows
 
 Doing: TypeAlias = Literal["compute", "program", "wire", "waiting"]
 _DOING: tuple[Doing, ...] = ("compute", "program", "wire", "waiting")  # in the order of `activity`'s numbers
@@ -53,22 +53,21 @@ def critical_path(timeline: Timeline, *, step: int | None = None, ranks: Iterabl
     Raises:
         UsageError: The timeline is empty, no rank recorded the step, or `ranks` is empty or has one without spans.
     """
-    windows = of_steps(rank_windows(timeline, step=step, ranks=ranks))
+    windows = keep_ranks_with_steps(rank_windows(timeline, step=step, ranks=ranks))
     activity = Activity(timeline, windows)
-    columns, last_of, busy = activity.columns, last_rows(activity.columns), activity.pieces()
+    columns, last_of, busy = activity.columns, last_arrival_rows(activity.columns), activity.pieces()
     busy = busy.take(busy.doing <= WAITING)  # in the gaps between these pieces only the program can run
 
-    def pieces_of(rank: int) -> ActivityPieces:
-        """Return the pieces of a rank."""
+    def pieces_of_rank(rank: int) -> ActivityPieces:
         return busy.take(slice(*np.searchsorted(busy.rank, [rank, rank + 1])))
 
-    busy_ns = {window.rank: int(pieces_of(window.rank).end_ns.max(initial=0)) for window in windows}
+    busy_ns = {window.rank: int(pieces_of_rank(window.rank).end_ns.max(initial=0)) for window in windows}
     last = max(windows, key=lambda window: (window.end_ns, busy_ns[window.rank], -window.rank))
     path: list[PathLink] = []
     rank, at_ns, first_ns = last.rank, last.end_ns, last.start_ns
     visited_ranks: set[int] = set()  # ranks that wait at this instant, and that the path has left already
     while at_ns > first_ns:
-        pieces = pieces_of(rank)
+        pieces = pieces_of_rank(rank)
         index, start_ns = _piece_before(pieces, at_ns, first_ns)
         if index is None:  # a gap: only the rank's program ran
             path.append(PathLink(rank=rank, start_ns=start_ns, end_ns=at_ns, doing="program", name="", call_site=""))
@@ -96,15 +95,9 @@ def critical_path(timeline: Timeline, *, step: int | None = None, ranks: Iterabl
 
 
 def _piece_before(pieces: ActivityPieces, at_ns: int, first_ns: int) -> tuple[int | None, int]:
-    """Return the piece of a rank that was running just before an instant, and when it began.
+    """Return the index of the piece that was running just before `at_ns`, or None in a gap, and when that began.
 
-    Args:
-        pieces: All pieces of the rank.
-        at_ns: The instant.
-        first_ns: Start of the path; an earlier begin is moved to it.
-
-    Returns:
-        Index of the piece, or None in a gap between pieces; and the start of the piece or of the gap.
+    A begin before `first_ns`, the start of the path, is moved to it.
     """
     index = int(np.searchsorted(pieces.start_ns, at_ns, "left")) - 1
     if index < 0:

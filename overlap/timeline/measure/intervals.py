@@ -91,13 +91,13 @@ def covered_ns(start_ns: Instants, end_ns: Instants, merged: Merged) -> Instants
         return np.zeros(len(start_ns), np.int64)
     before_ns = np.cumsum(merged.end_ns - merged.start_ns)
 
-    def until(at_ns: Instants) -> Instants:
+    def covered_before(at_ns: Instants) -> Instants:
         """Return the length that the union covers before each of some instants."""
         begun = np.searchsorted(merged.start_ns, at_ns, "right") - 1  # last interval that has begun by then
         ahead_ns = np.maximum(merged.end_ns[begun] - at_ns, 0)
         return np.where(begun < 0, 0, before_ns[begun] - ahead_ns)
 
-    return until(end_ns) - until(start_ns)
+    return covered_before(end_ns) - covered_before(start_ns)
 
 
 def expand_ranges(first: NDArray[np.intp], stop: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -122,12 +122,12 @@ def complement(merged: Merged) -> Merged:
     return Merged(np.append(_EVER.min, merged.end_ns), np.append(merged.start_ns, _EVER.max))
 
 
-def length(merged: Merged) -> int:
+def total_length_ns(merged: Merged) -> int:
     """Return the total length that a union covers, in nanoseconds."""
     return int((merged.end_ns - merged.start_ns).sum())
 
 
-def cut_at_earlier(start_ns: Instants, end_ns: Instants) -> tuple[NDArray[np.intp], Instants, Instants]:
+def cut_overlaps(start_ns: Instants, end_ns: Instants) -> tuple[NDArray[np.intp], Instants, Instants]:
     """Cut intervals so that they do not overlap: an instant belongs to the interval that began first.
 
     (0, 5), (3, 8), (4, 5) give the rows [0, 1] from [0, 5] to [5, 8]: nothing is left of the third interval.

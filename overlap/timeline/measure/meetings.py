@@ -10,7 +10,7 @@ PAIRED = frozenset({"send", "recv", "send/recv"})
 """Names of operations between two ranks, which have a sequence of numbers for each pair of ranks and tag."""
 
 
-def last_rows(columns: SpanColumns) -> Rows:
+def last_arrival_rows(columns: SpanColumns) -> Rows:
     """Return, for each span, the row of the span of the rank that came last to the same operation.
 
     The row is -1 if the last rank is unknown: for a span that is no operation, and for an operation that only one rank
@@ -41,4 +41,4 @@ def _operation_sort_keys(operations: SpanColumns) -> list[Int64s]:
     paired = [number for number, text in enumerate(operations.texts) if text in PAIRED]
     met_ns = np.where(np.isin(operations.op, paired), operations.met_ns, 0)
     # Without messages, one key less to sort by.
-    return [operations.operation_kind, operations.seq, *([met_ns] if met_ns.any() else [])]
+    return [operations.operation_key, operations.seq, *([met_ns] if met_ns.any() else [])]

@@ -95,7 +95,7 @@ def measure_windows(activity: Activity) -> list[Breakdown]:
     # In the order of the names in the loop below.
     activities = (COMPUTE, PROGRAM, WIRE, WAITING, QUEUED, COPY)
     chosen = [*(activity.doing == each for each in activities), activity.is_hidden, activity.moves]
-    times = [activity.in_windows(which).tolist() for which in chosen]
+    times = [activity.chosen_ns_by_window(which).tolist() for which in chosen]
     return [
         Breakdown(
             rank=window.rank, step=window.step, wall_ns=window.end_ns - window.start_ns, compute_ns=compute,

@@ -11,7 +11,7 @@ from ...collectives.kinds import Collective
 from ..columnar import Rows, SpanColumns, run_starts
 from ..spans import ORIGIN, Timeline
 from .activity import WAITING, WIRE, Activity
-from .steps import issued_in, of_steps, rank_windows
+from .steps import issued_in_step, keep_ranks_with_steps, rank_windows
 
 _COLLECTIVES = {each.value: each for each in Collective} | {each.text: each for each in Collective}
 
@@ -54,7 +54,9 @@ def bus_factor(op: str, ranks: int) -> float:
     return kind.bus_factor(ranks) if kind and ranks else 1.0
 
 
-def operations(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Operations]:
+def sum_operations_by_line(
+    timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None
+) -> list[Operations]:
     """Add up the operations that ranks issued in a step, by line of the program; the most exposed line is first.
 
     The exposed time of a line is that inside the windows of the ranks, also of its operations from other steps. So the
@@ -69,11 +71,13 @@ def operations(timeline: Timeline, *, step: int | None = None, ranks: Iterable[i
     Raises:
         UsageError: The timeline is empty, no rank recorded the step, or `ranks` is empty or has one without spans.
     """
-    return sum_operations(timeline, Activity(timeline, of_steps(rank_windows(timeline, step=step, ranks=ranks))))
+    return sum_operations_in_windows(
+        timeline, Activity(timeline, keep_ranks_with_steps(rank_windows(timeline, step=step, ranks=ranks)))
+    )
 
 
-def sum_operations(timeline: Timeline, activity: Activity) -> list[Operations]:
-    """Add up operations by line, as `operations` does, in the windows of an activity.
+def sum_operations_in_windows(timeline: Timeline, activity: Activity) -> list[Operations]:
+    """Add up operations by line, as `sum_operations_by_line` does, in the windows of an activity.
 
     Args:
         timeline: The run.
@@ -93,14 +97,14 @@ def sum_operations(timeline: Timeline, activity: Activity) -> list[Operations]:
     (under_way,) = np.nonzero(exposed_ns)
     sized = ORIGIN in timeline.meta
     exposed = _rows_by_line(activity.columns, under_way[activity.columns.is_operation[under_way]], sized=sized)
-    issued_rows = np.flatnonzero(issued_in(timeline, windows, windows[0].step))
+    issued_rows = np.flatnonzero(issued_in_step(timeline, windows, windows[0].step))
     issued = _rows_by_line(timeline.columns, issued_rows, sized=sized)
     sums = []
     for line, rows in (exposed | issued).items():
         spans = (timeline if line in issued else activity).columns.take(rows)
         exposed_rows = exposed.get(line, rows[:0])
         times_ns = int(exposed_ns[exposed_rows].sum()), int(waiting_ns[exposed_rows].sum())
-        sums.append(_sum_operations(spans, *times_ns))
+        sums.append(_sum_operations_of_line(spans, *times_ns))
     return sorted(sums, key=lambda one: (-one.exposed_ns, -one.transfer_ns, one.op, one.call_site, one.algorithm))
 
 
@@ -115,13 +119,10 @@ def _rows_by_line(columns: SpanColumns, rows: Rows, *, sized: bool) -> dict[tupl
     return dict(zip(lines, np.split(rows, firsts[1:]), strict=False))
 
 
-def _sum_operations(spans: SpanColumns, exposed_ns: int, exposed_waiting_ns: int) -> Operations:
-    """Return the sums over the operations that one line of the program issued: same op, call site and algorithm.
+def _sum_operations_of_line(spans: SpanColumns, exposed_ns: int, exposed_waiting_ns: int) -> Operations:
+    """Sum the operations (at least one) that one line issued: same op, call site and algorithm.
 
-    Args:
-        spans: The spans of these operations, at least one.
-        exposed_ns: Exposed time of the line, which does not follow from the spans.
-        exposed_waiting_ns: The part of the exposed time in which an operation waited.
+    The exposed times of the line do not follow from the spans.
     """
     return Operations(
         op=spans.texts[spans.op[0]],

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from ...errors import UsageError
-from ...ranklist import listed
+from ...ranklist import format_rank_list
 from ..columnar import NONE, Int64s, Mask, Rows, SpanColumns, run_starts
 from ..spans import Timeline
 from .intervals import Interval
@@ -41,7 +41,7 @@ def rank_windows(
     of the rank (the latest one, if an index was used twice). A program may leave a step before its computes have run:
     then the window ends with the last compute that was issued in the step, and begins when the computes of earlier
     steps have ended, so that the windows follow each other. A rank that marks no steps has step None, and the window
-    from the first to the last instant of the other ranks; `of_steps` leaves it out.
+    from the first to the last instant of the other ranks; `keep_ranks_with_steps` leaves it out.
 
     Args:
         timeline: The run.
@@ -62,14 +62,16 @@ def rank_windows(
     else:
         found = _windows_of_step(timeline.ranks(), _step_windows(columns), step)
     if not found:
-        raise UsageError(f"step: nobody recorded step {step}; recorded are {listed(timeline.steps()) or 'none'}")
+        raise UsageError(
+            f"step: nobody recorded step {step}; recorded are {format_rank_list(timeline.steps()) or 'none'}"
+        )
     recorded = [window.rank for window in found]
     chosen = recorded if ranks is None else sorted(set(ranks))
     if not chosen:
         raise UsageError("ranks: an empty selection shows nothing; name one or more")
     if missing := sorted(set(chosen) - set(recorded)):
         what = "have no spans" if step is None else f"did not record step {step}"
-        raise UsageError(f"ranks: {listed(missing)} {what}; recorded are {listed(recorded)}")
+        raise UsageError(f"ranks: {format_rank_list(missing)} {what}; recorded are {format_rank_list(recorded)}")
     return [window for window in found if window.rank in chosen]
 
 
@@ -86,7 +88,7 @@ def windows_by_step(timeline: Timeline) -> dict[int | None, list[RankWindow]]:
     return found or {None: rank_windows(timeline)}
 
 
-def of_steps(measured: Sequence[_Measured]) -> list[_Measured]:
+def keep_ranks_with_steps(measured: Sequence[_Measured]) -> list[_Measured]:
     """Keep the windows, or measures, whose `step` is not None: ranks without steps do not count in figures of a step.
 
     If `step` is None everywhere, as for the whole run, all are kept.
@@ -110,7 +112,7 @@ def median_step(timeline: Timeline) -> int | None:
     return ordered[(len(ordered) - 1) // 2] if ordered else None
 
 
-def issued_in(timeline: Timeline, windows: Sequence[RankWindow], step: int | None) -> Mask:
+def issued_in_step(timeline: Timeline, windows: Sequence[RankWindow], step: int | None) -> Mask:
     """Return a mask of the operations that ranks issued in a step, whenever they ran.
 
     If a rank's operations have no step, those that begin in the rank's window count.
@@ -128,7 +130,7 @@ def issued_in(timeline: Timeline, windows: Sequence[RankWindow], step: int | Non
     begins_inside: Mask = is_chosen & (low_ns[index] <= columns.start_ns) & (columns.start_ns < high_ns[index])
     if step is None:
         return begins_inside
-    blocks, labelled = _step_blocks(columns), is_chosen & (columns.step != NONE)
+    blocks, labelled = _step_span_intervals(columns), is_chosen & (columns.step != NONE)
     # A program may use a step index twice: only calls in the latest step with this index count.
     begun_ns = np.array([blocks.get(one.rank, {}).get(step, (one.start_ns,))[0] for one in windows], np.int64)
     issued = labelled & (columns.step == step) & (columns.called_ns >= begun_ns[index])
@@ -138,13 +140,7 @@ def issued_in(timeline: Timeline, windows: Sequence[RankWindow], step: int | Non
 def _windows_of_step(
     ranks: Sequence[int], steps: Mapping[int, Mapping[int, Interval]], step: int
 ) -> list[RankWindow]:  # fmt: skip
-    """Return the windows of a step, also of ranks that mark no steps; [] if no rank recorded it.
-
-    Args:
-        ranks: All ranks with spans.
-        steps: The windows of each rank that marks steps, by step.
-        step: The step.
-    """
+    """Return the windows of a step, also of ranks that mark no steps; [] if no rank recorded it."""
     own = {rank: windows[step] for rank, windows in steps.items() if step in windows}
     if not own:
         return []
@@ -155,23 +151,16 @@ def _windows_of_step(
     ]  # fmt: skip
 
 
-def _step_blocks(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
+def _step_span_intervals(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
     """Return the interval of each step span, by rank and step; the latest one, if a step index was used twice."""
     marked = np.flatnonzero(columns.is_kind("step") & (columns.step != NONE))
-    return _by_rank_and_step(columns, marked, columns.start_ns[marked], columns.end_ns[marked])
+    return _group_by_rank_and_step(columns, marked, columns.start_ns[marked], columns.end_ns[marked])
 
 
-def _by_rank_and_step(
+def _group_by_rank_and_step(
     columns: SpanColumns, rows: Rows, start_ns: Int64s, end_ns: Int64s
 ) -> dict[int, dict[int, Interval]]:
-    """Arrange intervals of rows by rank and step; of several with one rank and step, the last row counts.
-
-    Args:
-        columns: The spans.
-        rows: Rows of spans that have a step.
-        start_ns: Start of the interval of each row.
-        end_ns: End of the interval of each row.
-    """
+    """Arrange intervals of rows by rank and step; of several with one rank and step, the last row counts."""
     found: dict[int, dict[int, Interval]] = {}
     fields = (columns.rank[rows], columns.step[rows], start_ns, end_ns)
     for rank, step, start, end in zip(*(field.tolist() for field in fields), strict=True):
@@ -182,7 +171,9 @@ def _by_rank_and_step(
 def _step_windows(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
     """Return the window of each step, by rank and step, as `rank_windows` defines it."""
     computed = _compute_intervals(columns)
-    return {rank: _rank_step_windows(steps, computed.get(rank, {})) for rank, steps in _step_blocks(columns).items()}
+    return {
+        rank: _rank_step_windows(steps, computed.get(rank, {})) for rank, steps in _step_span_intervals(columns).items()
+    }
 
 
 def _compute_intervals(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
@@ -194,15 +185,13 @@ def _compute_intervals(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
     firsts = run_starts(columns.rank[issued], columns.step[issued])
     start_ns = np.minimum.reduceat(columns.start_ns[issued], firsts)
     end_ns = np.maximum.reduceat(columns.end_ns[issued], firsts)
-    return _by_rank_and_step(columns, issued[firsts], start_ns, end_ns)
+    return _group_by_rank_and_step(columns, issued[firsts], start_ns, end_ns)
 
 
 def _rank_step_windows(blocks: Mapping[int, Interval], computed: Mapping[int, Interval]) -> dict[int, Interval]:
-    """Return the window of each step of one rank, as `rank_windows` describes it.
+    """Return the windows of one rank by step, as `rank_windows` describes it.
 
-    Args:
-        blocks: The interval of each step span.
-        computed: For steps with computes, the interval from the first to the last of these.
+    `computed` has, for steps with computes, the interval from the first to the last.
     """
     free_ns = sorted(end_ns for _, end_ns in computed.values())  # when the computes of each step had ended
     windows: dict[int, Interval] = {}

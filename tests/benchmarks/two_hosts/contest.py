@@ -103,14 +103,14 @@ def _alone(hosts: Sequence[Host], alone: Mapping[int, Result], sampling: Samplin
     for nbytes, row in alone.items():
         name, text = f"alone/{nbytes >> 20}", f"all_reduce, {format_bytes(nbytes)}, alone"
         yield _time(name, text, row.times, wrong=row.wrong or 0)
-        raw_ns = Times.of(raw[str(nbytes)]).median_ns
+        raw_ns = Times.of_samples(raw[str(nbytes)]).median_ns
         yield _ratio(f"{name}/raw", f"as fast as a bare socket ({format_ns(raw_ns)})", raw_ns, row.times, RAW_AIM)
 
 
 def _truth(real_ns: float, virtual_ns: float) -> Figure:
     near = min(real_ns, virtual_ns) / max(real_ns, virtual_ns)
     text = f"  the virtual clock ({format_ns(virtual_ns)}): as long as {format_ns(real_ns)}"
-    times = Times.of([real_ns])
+    times = Times.of_samples([real_ns])
     return Figure(name="two_hosts/truth", text=text, value=near, unit="ratio", aim=TRUTH_AIM, times=times)
 
 

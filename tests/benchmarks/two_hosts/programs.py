@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap.cli.bench.cases import Case
-from overlap.cli.bench.measuring import Result, summarize
+from overlap.cli.bench.measuring import Result, summarize_case
 from overlap.cli.bench.sampling import Sampling
 from overlap.processes.place import without_launcher_variables
 from tests.benchmarks.children import Child, environment, read_json_lines, start
@@ -61,7 +61,7 @@ def all_reduces(
 ) -> list[Result]:
     """Measure rows with one rank on each host, over one rail for each of the first links."""
     rows = _run(hosts, [*_rails(rails), *options], [MEMBER, AssignmentInTurn(cases=cases, sampling=sampling).to_json()])
-    return [summarize(case, sampling, row["told"]) for case, row in zip(cases, rows, strict=True)]
+    return [summarize_case(case, sampling, row["told"]) for case, row in zip(cases, rows, strict=True)]
 
 
 def _rails(count: int) -> list[str]:

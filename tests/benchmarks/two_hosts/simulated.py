@@ -9,7 +9,7 @@ from statistics import median
 import topology
 from overlap import Virtual, run
 from overlap.cli.bench.sampling import Times
-from overlap.config import overriding
+from overlap.config import overriding_config
 from overlap.simulation.compute_cost import Profile
 from overlap.timeline.files.reading import read_trace
 from overlap.timeline.spans import Timeline
@@ -61,7 +61,7 @@ def _simulated(machine: Path, profile: Profile) -> Timeline:
     from .training import train_freely  # here, for it is also a program, which Python wants to import first
 
     timelines: list[Timeline] = []
-    with overriding(watcher=timelines.append):
+    with overriding_config(watcher=timelines.append):
         run(train_freely, STEPS, ranks=2, cluster=topology.Cluster.load(machine), clock=Virtual(profile=profile))
     return timelines[0]
 

@@ -9,7 +9,7 @@ from functools import partial
 from overlap import OverlapError, UsageError
 from overlap.cli import bench
 from overlap.cli.bench.cases import Case, list_cases
-from overlap.cli.bench.measuring import COLUMNS, Result, describe_rows, number, table_row
+from overlap.cli.bench.measuring import COLUMNS, Result, format_table_number, json_rows, table_row
 from overlap.cli.bench.sampling import Sampling
 from overlap.cli.options import add_options
 from overlap.cli.output import output_path
@@ -96,7 +96,7 @@ def _measure_beside(args: argparse.Namespace) -> int:
         rows += ours
         others += contender_rows(world[0].ranks, results)
     say(summary(rows))
-    return finish(args, how, {"layout": asdict(where), "rows": describe_rows(rows), "peers": others}, rows)
+    return finish(args, how, {"layout": asdict(where), "rows": json_rows(rows), "peers": others}, rows)
 
 
 def _in_place(case: Case) -> Case:
@@ -148,7 +148,7 @@ def _compare(args: argparse.Namespace, compared: comparison.Comparison) -> int:
             say(compared.line(pair))
     rows = [each for pair in pairs for each in pair]
     say(summary(rows))
-    told = {name: describe_rows([pair[side] for pair in pairs]) for side, name in enumerate(compared.keys)}
+    told = {name: json_rows([pair[side] for pair in pairs]) for side, name in enumerate(compared.keys)}
     return finish(args, how, {"layout": asdict(with_it), **told}, rows)
 
 
@@ -166,10 +166,10 @@ def beside(ours: Sequence[Result], others: Sequence[ContenderResult]) -> str:
     lines = [remark(f"{other.name} is {other.version}: processes, same sizes, same timing") for other in others]
     lines.append("".join(f"{name:>{_width(name)}}" for name in names))
     for index, one in enumerate(ours):
-        values = [str(one.case.size_bytes), str(one.case.ranks), number(one.times.median_ns / 1e3)]
+        values = [str(one.case.size_bytes), str(one.case.ranks), format_table_number(one.times.median_ns / 1e3)]
         for other in others:
             times = other.times[index]
-            values += [number(times.median_ns / 1e3), f"{over(times, one.times):.2f}x"]
+            values += [format_table_number(times.median_ns / 1e3), f"{over(times, one.times):.2f}x"]
         lines.append("".join(f"{value:>{_width(name)}}" for name, value in zip(names, values, strict=True)))
     return "\n".join(lines)
 

@@ -143,7 +143,7 @@ def _told(contender: Contender, ranks: Sequence[Child], errors: IO[bytes]) -> by
 def _result(contender: Contender, told: bytes, assignment: AssignmentInTurn) -> ContenderResult:
     answer = json.loads(told.splitlines()[-1])
     rows = answer["rows"]
-    batches = [assignment.sampling.batch(case.size_bytes) for case in assignment.cases]
+    batches = [assignment.sampling.operations_per_sample(case.size_bytes) for case in assignment.cases]
     return ContenderResult(
         name=contender.name,
         version=answer["version"],

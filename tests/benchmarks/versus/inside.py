@@ -13,7 +13,7 @@ from time import perf_counter_ns
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap.cli.bench.cases import Case, wrong_elements
+from overlap.cli.bench.cases import Case, count_wrong_elements
 from overlap.cli.bench.sampling import Sampling
 from overlap.collectives.reduce import Array
 
@@ -55,8 +55,8 @@ def measure_rows(library: LibraryRank, assignment: AssignmentInTurn) -> list[dic
 
 
 def _measure(library: LibraryRank, case: Case, sampling: Sampling) -> dict[str, object]:
-    act = library.action(case, *case.buffers(library.rank))
-    batch = sampling.batch(case.size_bytes)
+    act = library.action(case, *case.make_buffers(library.rank))
+    batch = sampling.operations_per_sample(case.size_bytes)
     samples = []
     for _ in range(sampling.warmup + sampling.iters):
         library.barrier()
@@ -70,10 +70,10 @@ def _measure(library: LibraryRank, case: Case, sampling: Sampling) -> dict[str, 
 
 
 def _count_wrong(library: LibraryRank, case: Case) -> int:
-    x, out = case.buffers(library.rank)
+    x, out = case.make_buffers(library.rank)
     library.barrier()
     library.action(case, x, out)()
-    return 0 if out is None else wrong_elements(out, case.expected(library.rank))
+    return 0 if out is None else count_wrong_elements(out, case.expected_result(library.rank))
 
 
 def measure_and_tell(library: LibraryRank, text: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from overlap import UsageError, run
 from overlap.cli.bench.cases import Case
-from overlap.cli.bench.measuring import Result, measure_case, summarize
+from overlap.cli.bench.measuring import Result, measure_case, summarize_case
 from overlap.cli.bench.sampling import Sampling
 from overlap.cli.options import shared_option
 from overlap.config import RunConfig, setting_environment
@@ -113,9 +113,9 @@ def measure_cases(
         for case in cases:
             with setting_environment(RunConfig()):  # the settings of a launcher would change the result
                 samples = run(measure_case, case, sampling, ranks=case.ranks, algorithm=algorithm)
-            yield summarize(case, sampling, samples[0] or [])
+            yield summarize_case(case, sampling, samples[0] or [])
         return
     options = layout.options(cases[0].ranks, rows=len(cases), algorithm=algorithm)
     program = [MEMBER, AssignmentInTurn(cases=cases, sampling=sampling).to_json()]
     for case, row in zip(cases, read_json_lines([start(options, program, variables=layout.variables)]), strict=True):
-        yield summarize(case, sampling, row["told"])
+        yield summarize_case(case, sampling, row["told"])

@@ -12,8 +12,8 @@ import trio
 from overlap.cli.bench.cases import SEED, Case
 from overlap.cli.bench.measuring import Result
 from overlap.cli.bench.sampling import BATCH, BATCHED_BYTES, Sampling
-from overlap.cli.output import as_json, write_file
-from overlap.units import format_bytes, wrapped
+from overlap.cli.output import json_text, write_file
+from overlap.units import format_bytes, wrap_text
 
 
 def printer(args: argparse.Namespace) -> Callable[[str], None]:
@@ -23,7 +23,7 @@ def printer(args: argparse.Namespace) -> Callable[[str], None]:
 
 def remark(text: str) -> str:
     """Return a text as lines of at most 80 columns that begin with #."""
-    return "\n".join(line for each in text.splitlines() for line in wrapped(each, first="# ", rest="# "))
+    return "\n".join(line for each in text.splitlines() for line in wrap_text(each, first="# ", rest="# "))
 
 
 def title(what: str, sampling: Sampling, units: str) -> str:
@@ -50,7 +50,7 @@ def summary(measured: Sequence[Result]) -> str:
 
 def finish(args: argparse.Namespace, how: Sampling, parts: Mapping[str, object], rows: Sequence[Result]) -> int:
     """Print or write the JSON, if it is asked for, and return the exit code."""
-    text = as_json(document(how, parts))
+    text = json_text(document(how, parts))
     if args.json:
         print(text, end="")
     is_written = args.json_file is None or write_file(text, args.json_file, option="--json-file")

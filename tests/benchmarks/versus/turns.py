@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Self
 
 from overlap.cli.bench.cases import Case
-from overlap.cli.bench.measuring import Result, summarize
+from overlap.cli.bench.measuring import Result, summarize_case
 from overlap.cli.bench.sampling import Sampling
 from tests.benchmarks.children import read_json_lines, start
 from tests.benchmarks.versus.contenders import Contender, ContenderResult, ContenderUnavailableError, Running, running
@@ -117,7 +117,7 @@ def measure_in_turn(
             turns.admit(name, cases[0].ranks, partial(getattr, other, "live"))
         for case in cases:
             turns.let(_OURS)
-            yield summarize(case, sampling, next(told)["told"])
+            yield summarize_case(case, sampling, next(told)["told"])
             for name in others:
                 turns.let(name)
         yield list(_finished(others.values(), say))

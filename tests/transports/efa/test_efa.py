@@ -148,14 +148,14 @@ async def test_chunks_are_long_over_one_connection_inside_a_host(
 ) -> None:
     """Both ways, whoever has dialled; and what they bring is exact."""
     written: list[int] = []
-    pull_frames = Rail.pull_frames
+    take_due_frames = Rail.take_due_frames
 
     def noting_pull(rail: Rail) -> list[bytes | memoryview]:
-        parts = pull_frames(rail)
+        parts = take_due_frames(rail)
         written.extend(map(len, parts))
         return parts
 
-    monkeypatch.setattr(Rail, "pull_frames", noting_pull)
+    monkeypatch.setattr(Rail, "take_due_frames", noting_pull)
     world = World(unix=unix, rails=rails)
     for efa, host in zip(world.efas, hosts, strict=True):
         monkeypatch.setattr(efa._joining, "identity", host)
@@ -512,7 +512,7 @@ async def test_a_process_alone_has_nobody_to_talk_to() -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"member": 2}, "member is 2; placement names the ranks of processes 0 to 1"),
+        ({"member": 2}, "member: expected 0 to 1, with ranks in placement, got 2"),
         ({"placement": [[0], [0]]}, "rank 0 is named twice or more; name each rank once"),
         ({"placement": [[0], [-1]]}, "expected ranks from 0 to 4294967295, got -1"),
         ({"rails": 0}, "rails: expected 1 to 64, or as many local addresses, got 0"),

@@ -42,20 +42,20 @@ class Pipe(Rail):
 
     def write_eager(self, head: bytes, payload: memoryview) -> None:
         frame = head + payload
-        self.keep(frame)
+        self.keep_entry(frame)
         self.wire.append(frame)
 
     def write_pushed(self, send: Send) -> bool:
         if not self.owner.departures.reserve_immediate_send(send):
             return False
-        self.wire.append(b"".join(self.chunk_parts(Chunk(send, 0, send.nbytes))))
-        self.count_written()
+        self.wire.append(b"".join(self.prepare_chunk(Chunk(send, 0, send.nbytes))))
+        self.record_frames_written()
         return True
 
     def start_writing(self) -> None:
-        while parts := self.pull_frames():
+        while parts := self.take_due_frames():
             self.wire.append(b"".join(parts))
-            self.count_written()
+            self.record_frames_written()
 
     def deliver(self, other: Pipe) -> None:
         """Let everything on the wire arrive at the other end."""
@@ -68,20 +68,20 @@ class Pipe(Rail):
         """Read as the other end has written."""
         data = memoryview(frames)
         while data:
-            room = self.reading.room()[: len(data)]
+            room = self.reading.read_target()[: len(data)]
             room[:] = data[: len(room)]
             data = data[len(room) :]
             self.reading.handle_received(len(room))
 
-    def cut(self) -> None:
+    def close_socket(self) -> None:
         self.wire.clear()
 
-    async def write_more(self) -> None: ...
+    async def wait_and_write(self) -> None: ...
 
-    async def read_more(self) -> bool:
+    async def wait_and_read(self) -> bool:
         data, self.incoming = self.incoming, b""
         self.read(data)
-        self.count_read(len(data))
+        self.count_read_bytes(len(data))
         return bool(data)
 
 
@@ -127,7 +127,7 @@ def test_a_message_whose_array_was_used_again_once_it_had_left_survives_the_deat
     mine, theirs = ([Pipe(link, index) for index in range(2)] for link in (here, there))
     array = bytearray(b"1" * (EAGER_BYTES + 1))
     end = Send((1, 0, 5), memoryview(array), 0)
-    there.engine.outgoing.announce(end)
+    there.engine.outgoing.queue_announcement(end)
     there.flush()
     assert end.ended
     (carrier,) = (i for i in range(2) if theirs[i].wire)
@@ -171,9 +171,9 @@ def test_what_travels_in_one_frame_arrives_once_wherever_its_rail_dies(
     trio.run(mine.read_until_dead)
     theirs.die("cut")
 
-    there.repeat_missing(0, *here.last_arrival(0))
-    here.repeat_missing(0, *there.last_arrival(0))
-    mine, theirs = Pipe(here, here.next_number(0)), Pipe(there, there.next_number(0))
+    there.repeat_missing_frames(0, *here.last_arrival(0))
+    here.repeat_missing_frames(0, *there.last_arrival(0))
+    mine, theirs = Pipe(here, here.next_rail_number(0)), Pipe(there, there.next_rail_number(0))
     theirs.deliver(mine)
     if not wanted:
         assert not end.ended
@@ -191,7 +191,7 @@ def test_a_message_waits_behind_what_is_due() -> None:
     link.set_limits(single_rail_limits(inside=True, confirmed=False))
     rail = Pipe(link, 0)
     rail.idle = False
-    link.engine.outgoing.announce(Send((0, 1, 5), memoryview(bytes(LONG_BYTES)), 0))
+    link.engine.outgoing.queue_announcement(Send((0, 1, 5), memoryview(bytes(LONG_BYTES)), 0))
     rail.idle = True
     link.queue_send(Send((0, 1, 6), memoryview(bytes(WHOLE_BYTES)), -1))
     frames, at, kinds = bytearray(b"".join(rail.wire)), 0, []
@@ -211,7 +211,7 @@ def test_nothing_is_read_of_a_rail_after_its_death() -> None:
     dying.incoming = pack(MessageKind.LOST, 0, 0) + message
     trio.run(dying.read_until_dead)
     assert dying.dead
-    assert dying.reading.arrived == 1
+    assert dying.reading.arrived_frames == 1
     assert not end.matched
     other.incoming = message
     trio.run(other.read_until_dead)
@@ -236,7 +236,7 @@ def test_nothing_is_counted_of_a_rail_that_died_of_an_answer() -> None:
     trio.run(dying.read_until_dead)
     assert dying.dead
     assert (first.ended, second.ended) == (True, False)
-    assert dying.reading.arrived == 2
+    assert dying.reading.arrived_frames == 2
 
 
 def test_rails_that_are_busy_are_measured_whenever_something_moves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +249,7 @@ def test_rails_that_are_busy_are_measured_whenever_something_moves(monkeypatch: 
 
     for rail in rails:
         monkeypatch.setattr(rail, "measure_state", partial(look, rail.index))
-    rails[1].rate.sample(0.0, 10**6, 10**6)
+    rails[1].rate.add_sample(0.0, 10**6, 10**6)
     link.flush()
     assert looked_at == [1]
 
@@ -269,7 +269,7 @@ def test_signs_of_life_are_no_progress_worth_waiting_for() -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(live)
-            link.engine.outgoing.announce(stuck)
+            link.engine.outgoing.queue_announcement(stuck)
             link.flush()
             with trio.fail_after(60):
                 await link.leave()
@@ -298,7 +298,7 @@ def test_the_loss_of_a_connection_that_this_side_never_had_is_answered_once() ->
     Pipe(link, 0).idle = False
     second = Pipe(link, 1)
     second.die("cut")
-    assert link.next_number(1) == RAILS_LIMIT + 1
+    assert link.next_rail_number(1) == RAILS_LIMIT + 1
     answer = [(MessageKind.LOST, [RAILS_LIMIT + 1, 0])]
     assert news(link, 1, 0) == [(MessageKind.LOST, [1, 0])]
     assert news(link, RAILS_LIMIT + 1, 7) == answer
@@ -311,7 +311,7 @@ def test_news_of_a_loss_that_was_settled_long_ago_means_nothing() -> None:
     Pipe(link, 0).idle = False
     Pipe(link, 1).die("cut")
     news(link, 1, 0)
-    back = Pipe(link, link.next_number(1))
+    back = Pipe(link, link.next_rail_number(1))
     back.idle = False
     assert news(link, 1, 0) == []
     assert back in link.rails
@@ -336,7 +336,7 @@ def test_a_rail_that_was_not_heard_since_its_return_does_not_hold_up_a_farewell(
     first = Pipe(link, 0)
     Pipe(link, 1).die("cut")
     news(link, 1, 0)
-    back = Pipe(link, link.next_number(1))
+    back = Pipe(link, link.next_rail_number(1))
     link.handle_frame(first, MessageKind.BYE, [])
     assert link.engine.gone == "process 1 (rank 1) has left"
     back.die("the connection ended")
@@ -351,47 +351,47 @@ CHUNK = 524288
 
 def test_a_rate_is_what_was_delivered_while_enough_waited() -> None:
     pace = RailRate()
-    assert pace.sample(0.0, 2 * MB, 2 * MB) == RailState(0.0, 2 * MB, sure=False)
-    assert pace.sample(0.004, 2 * MB, MB).bytes_per_s == 0.0  # too soon to tell
-    assert pace.sample(0.01, 2 * MB, MB) == RailState(100 * MB, MB)
-    assert pace.sample(0.02, 4 * MB, 2_000_000).bytes_per_s == 100 * MB
-    assert pace.sample(0.04, 8 * MB, 3_500_000).bytes_per_s == 125 * MB  # it may have been idle: no slower
-    assert pace.sample(0.05, 8 * MB, 2_750_000).bytes_per_s == 100 * MB
+    assert pace.add_sample(0.0, 2 * MB, 2 * MB) == RailState(0.0, 2 * MB, sure=False)
+    assert pace.add_sample(0.004, 2 * MB, MB).bytes_per_s == 0.0  # too soon to tell
+    assert pace.add_sample(0.01, 2 * MB, MB) == RailState(100 * MB, MB)
+    assert pace.add_sample(0.02, 4 * MB, 2_000_000).bytes_per_s == 100 * MB
+    assert pace.add_sample(0.04, 8 * MB, 3_500_000).bytes_per_s == 125 * MB  # it may have been idle: no slower
+    assert pace.add_sample(0.05, 8 * MB, 2_750_000).bytes_per_s == 100 * MB
 
 
 def test_a_short_message_tells_that_a_rail_is_no_slower() -> None:
     pace = RailRate()
-    pace.sample(0.0, MB, MB)
-    assert pace.sample(0.0005, MB, 0).bytes_per_s == 0.0  # a switch may have had room for that much
-    pace.sample(0.0, 2 * MB, MB)
-    assert pace.sample(0.01, 2 * MB, 0) == RailState(100 * MB, 0, sure=False)
-    pace.sample(0.02, 3 * MB, MB)
-    assert pace.sample(0.07, 3 * MB, 0) == RailState(100 * MB, 0, sure=False)  # it may have been idle
-    assert not pace.measures
+    pace.add_sample(0.0, MB, MB)
+    assert pace.add_sample(0.0005, MB, 0).bytes_per_s == 0.0  # a switch may have had room for that much
+    pace.add_sample(0.0, 2 * MB, MB)
+    assert pace.add_sample(0.01, 2 * MB, 0) == RailState(100 * MB, 0, sure=False)
+    pace.add_sample(0.02, 3 * MB, MB)
+    assert pace.add_sample(0.07, 3 * MB, 0) == RailState(100 * MB, 0, sure=False)  # it may have been idle
+    assert not pace.is_measuring
 
 
 def test_a_rate_of_a_busy_time_takes_the_place_of_a_guess() -> None:
     pace = RailRate()
-    pace.sample(0.0, 2 * MB, MB)
-    assert pace.measures
-    pace.sample(0.01, 2 * MB, 0)
-    pace.sample(0.0, 4 * MB, MB)
-    assert pace.sample(0.01, 4 * MB, MB // 2) == RailState(50 * MB, MB // 2)
+    pace.add_sample(0.0, 2 * MB, MB)
+    assert pace.is_measuring
+    pace.add_sample(0.01, 2 * MB, 0)
+    pace.add_sample(0.0, 4 * MB, MB)
+    assert pace.add_sample(0.01, 4 * MB, MB // 2) == RailState(50 * MB, MB // 2)
 
 
 def test_the_last_packets_of_a_message_tell_nothing() -> None:
     pace = RailRate()
-    pace.sample(0.0, 2 * MB, 2 * MB)
-    pace.sample(0.01, 2 * MB, MB)
-    pace.sample(0.02, 2 * MB, 1000)
-    assert pace.sample(0.06, 2 * MB, 1000).bytes_per_s == 100 * MB
+    pace.add_sample(0.0, 2 * MB, 2 * MB)
+    pace.add_sample(0.01, 2 * MB, MB)
+    pace.add_sample(0.02, 2 * MB, 1000)
+    assert pace.add_sample(0.06, 2 * MB, 1000).bytes_per_s == 100 * MB
 
 
 def test_a_rail_that_delivers_nothing_becomes_slow() -> None:
     pace = RailRate()
-    pace.sample(0.0, 2 * MB, 2 * MB)
-    pace.sample(0.01, 2 * MB, MB)
-    rates = [pace.sample(0.01 * n, 2 * MB, MB).bytes_per_s for n in range(2, 6)]
+    pace.add_sample(0.0, 2 * MB, 2 * MB)
+    pace.add_sample(0.01, 2 * MB, MB)
+    rates = [pace.add_sample(0.01 * n, 2 * MB, MB).bytes_per_s for n in range(2, 6)]
     assert rates == [50 * MB, 25 * MB, 12.5 * MB, 6.25 * MB]
 
 

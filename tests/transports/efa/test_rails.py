@@ -175,7 +175,7 @@ async def test_a_silent_process_is_not_given_up_where_somebody_else_watches_it()
         (link,) = victim.efa.links.values()
         for _ in range(1000):
             link.close_silent_rails()
-            link.tick(math.inf, 0.1)
+            link.check_liveness(math.inf, 0.1)
         await impostor.say(MessageKind.EAGER, 0, 0, 1, 5, 0, payload=b"12345678")
         received = bytearray(8)
         await victim.efa.wire(1).recv_into(0, 5, received)
@@ -290,7 +290,7 @@ async def test_a_process_that_stops_reading_holds_nothing_up_and_is_given_up() -
             (link,) = victim.efa.links.values()
             for _ in range(10):  # looks at it, between which it was heard but has read nothing
                 link.silent_ticks = 0
-                link.tick(8, 8.0)
+                link.check_liveness(8, 8.0)
         assert isinstance(errors[0], LinkLostError)
         here, there = (":".join(map(str, end)) for end in ends)
         which = f"the last connection to it, {here} to {there}, was lost: it has taken nothing for 8 s"
@@ -302,13 +302,13 @@ async def test_an_event_loop_that_stood_still_proves_nothing() -> None:
     async with open_world(silence_s=8.0) as world:
         (link,) = world.efas[0].links.values()
         for _ in range(8):
-            link.tick(8, 8.0)
+            link.check_liveness(8, 8.0)
         assert link.engine.gone is None
         link.silent_ticks = 0  # as any byte that comes does
         for _ in range(8):
-            link.tick(8, 8.0)
+            link.check_liveness(8, 8.0)
         assert link.engine.gone is None
-        link.tick(8, 8.0)
+        link.check_liveness(8, 8.0)
         assert link.engine.gone == "process 1 (rank 1) is lost: nothing was received from it for 8 s"
 
 

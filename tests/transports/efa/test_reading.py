@@ -33,27 +33,27 @@ class Destinations:
         self.reading = ReadBuffer(self, self._take, staged=staged)  # type: ignore[arg-type]
 
     def _take(self, kind: int, fields: list[int]) -> None:
-        self.events.append((MessageKind(kind), *fields, self.reading.arrived))
+        self.events.append((MessageKind(kind), *fields, self.reading.arrived_frames))
 
     def handle_eager(self, fields: list[int], payload: memoryview) -> None:
-        self.events.append((MessageKind.EAGER, *fields, bytes(payload), self.reading.arrived))
+        self.events.append((MessageKind.EAGER, *fields, bytes(payload), self.reading.arrived_frames))
 
     def chunk_memory(self, number: int, offset: int, nbytes: int) -> memoryview:
         return memoryview(self.memory)[offset : offset + nbytes]
 
     def pushed_chunk_memory(self, nbytes: int, *fields: int) -> memoryview:
-        self.events.append((MessageKind.PUSHED_CHUNK, *fields, self.reading.arrived + 1))
+        self.events.append((MessageKind.PUSHED_CHUNK, *fields, self.reading.arrived_frames + 1))
         return self.chunk_memory(fields[0], fields[-1], nbytes)
 
     def count_chunk(self, number: int, offset: int, nbytes: int) -> None:
         piece = bytes(self.memory[offset : offset + nbytes])
-        self.events.append(("filled", number, offset, piece, self.reading.arrived))
+        self.events.append(("filled", number, offset, piece, self.reading.arrived_frames))
 
     def feed(self, data: bytes, most_bytes: random.Random | None = None) -> None:
         """Give it all of something, in pieces of random lengths or as large as there is room."""
         at = 0
         while at < len(data):
-            room = self.reading.room()
+            room = self.reading.read_target()
             assert room.nbytes
             count = min(room.nbytes, len(data) - at)
             if most_bytes is not None:
@@ -125,27 +125,27 @@ def test_however_it_comes_in_pieces(seed: int, staged: bool) -> None:
 def test_many_small_frames_are_not_acted_on_all_at_once() -> None:
     places = Destinations()
     data = b"".join(eager(number, b"") for number in range(600))
-    places.reading.room()[: len(data)] = data
+    places.reading.read_target()[: len(data)] = data
     assert places.reading.handle_received(len(data))
-    assert places.reading.behind
+    assert places.reading.has_unhandled_frames
     acted = len(places.events)
     assert 0 < acted < 600
     assert places.reading.handle_frames()
     assert not places.reading.handle_frames()
-    assert not places.reading.behind
+    assert not places.reading.has_unhandled_frames
     assert len(places.events) == 600
 
 
 def test_after_a_chunk_little_more_than_the_next_header_is_read_until_something_longer_comes_at_once() -> None:
     """What is read beside the header of a chunk is copied once more."""
     places = Destinations()
-    everything = places.reading.room().nbytes
+    everything = places.reading.read_target().nbytes
     places.feed(chunk(0, bytes(CHUNK_BYTES)))
-    assert places.reading.room().nbytes < 1000
+    assert places.reading.read_target().nbytes < 1000
     places.feed(eager(3, b"small"))
-    assert places.reading.room().nbytes < 1000
+    assert places.reading.read_target().nbytes < 1000
     places.feed(eager(4, bytes(EAGER_BYTES)))
-    assert places.reading.room().nbytes == everything
+    assert places.reading.read_target().nbytes == everything
 
 
 @pytest.mark.parametrize(("frame", "number"), [(chunk(0, bytes(CHUNK_BYTES)), 2), (pushed(bytes(CHUNK_BYTES)), 9)])

@@ -179,11 +179,11 @@ def test_a_single_connection_may_end_before_its_processes_unless_it_never_leaves
         "another address": replace(one, tcp=(("10.0.0.1", 1),)),
         "it is to last": replace(one, lasting=True),
     }
-    assert [why for why, other in moves.items() if one.may_part(other)] == list(moves)[1:]
-    assert [why for why, other in moves.items() if other.may_part(one)] == list(moves)[1:]
-    assert replace(one, host="").may_part(replace(one, host=""))  # nobody knows where they are
+    assert [why for why, other in moves.items() if one.may_disconnect(other)] == list(moves)[1:]
+    assert [why for why, other in moves.items() if other.may_disconnect(one)] == list(moves)[1:]
+    assert replace(one, host="").may_disconnect(replace(one, host=""))  # nobody knows where they are
     unix = replace(one, unix="name", lasting=True)
-    assert [why for why, other in moves.items() if unix.may_part(replace(other, unix="name"))] == list(moves)[1:2]
+    assert [why for why, other in moves.items() if unix.may_disconnect(replace(other, unix="name"))] == list(moves)[1:2]
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def receive(engine: Engine, tag: int, nbytes: int) -> Receive:
 
 def send(engine: Engine, tag: int, nbytes: int) -> Send:
     end = Send((0, 1, tag), memoryview(bytes(nbytes)), 0)
-    engine.outgoing.announce(end)
+    engine.outgoing.queue_announcement(end)
     return end
 
 
@@ -286,7 +286,7 @@ def test_the_most_urgent_message_that_is_accepted_goes_next() -> None:
     engine = an_engine()
     ends = [Send((0, 1, tag), memoryview(bytes(2 * LIMITS.chunk_bytes)), -tag) for tag in range(3)]
     for end in ends:
-        engine.outgoing.announce(end)
+        engine.outgoing.queue_announcement(end)
         said(engine)  # one by one, so that their numbers say nothing of how urgent they are
     left: list[tuple[int, int]] = []
 
@@ -308,7 +308,7 @@ def test_the_most_urgent_message_that_is_accepted_goes_next() -> None:
 def test_the_most_urgent_message_is_announced_next_but_not_before_its_elders_of_the_same_lane() -> None:
     engine = an_engine()
     for tag, priority in ((0, 0), (1, -1), (2, 5), (2, -9)):
-        engine.outgoing.announce(Send((0, 1, tag), memoryview(b""), priority))
+        engine.outgoing.queue_announcement(Send((0, 1, tag), memoryview(b""), priority))
     assert [fields[3] for _, fields in said(engine)] == [1, 0, 2, 2]
 
 
@@ -370,7 +370,7 @@ def test_where_the_wire_says_what_has_left_the_receiver_cannot() -> None:
     assert engine.outgoing.next_chunk() is not None
     with pytest.raises(ProtocolError, match="peer reports the arrival of message 0, which has not left completely"):
         hear(engine, Kind.TAKEN, [0])
-    engine.outgoing.end_departed(end)
+    engine.outgoing.end_departed_send(end)
     assert end.ended
 
 
@@ -389,7 +389,7 @@ def test_a_message_that_nobody_asked_for_leaves_at_once_and_has_been_sent_when_i
     assert [chunk.nbytes for chunk in chunks if chunk is not None] == [LIMITS.chunk_bytes, 100]
     assert engine.outgoing.next_chunk() is None
     assert not end.ended
-    engine.outgoing.end_departed(end)
+    engine.outgoing.end_departed_send(end)
     assert end.ended
     assert engine.quiet
 

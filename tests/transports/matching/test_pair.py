@@ -61,7 +61,7 @@ class Pair:
         side.texts.append(bytes([len(side.sends) % 256] * nbytes))
         send = Send((rank, 1 - rank, tag), memoryview(side.texts[-1]), priority, CALLS[call])
         side.sends.append(send)
-        side.engine.outgoing.announce(send)
+        side.engine.outgoing.queue_announcement(send)
 
     def receive(self, rank: int, tag: int, nbytes: int, lend: int, call: int) -> None:
         side = self.sides[rank]
@@ -87,7 +87,7 @@ class Pair:
             elif (chunk := side.engine.outgoing.next_chunk()) is not None:
                 other.coming.append((MessageKind.CHUNK, (chunk.send.number, chunk.offset), bytes(chunk.view)))
                 if not self.limits.confirmed and chunk.send.next_offset >= chunk.send.nbytes:
-                    side.engine.outgoing.end_departed(chunk.send)
+                    side.engine.outgoing.end_departed_send(chunk.send)
 
     def deliver(self, rank: int, which: int) -> None:
         side = self.sides[rank]

@@ -20,8 +20,8 @@ from transports.patience import Patience
 from transports.shared_memory import transport
 from transports.shared_memory.board import Board
 from transports.shared_memory.engine import bells
-from transports.shared_memory.segment import Heap, Shelf, make_releaser
-from transports.shared_memory.transport import polling_rule
+from transports.shared_memory.segment import Heap, LoanPool, make_releaser
+from transports.shared_memory.transport import choose_polling
 
 from ..efa.processes import opened
 from .processes import Host
@@ -34,7 +34,7 @@ async def test_a_closed_board_leaves_nothing() -> None:
     host = Host()
     async with opened(host.transports):
         boards_of = [each._boards for each in host.transports]
-        lent = [sum(each.shelf._heap._sizes.values()) for each in boards_of]
+        lent = [sum(each.loan_pool._heap._sizes.values()) for each in boards_of]
         here, there = await _opened(host, 5)
         unopened = [each.board(6, (0, 1)) for each in host.transports]
         unopened[0].open(0, lambda: None)
@@ -42,8 +42,8 @@ async def test_a_closed_board_leaves_nothing() -> None:
             board.close()
         await wait_all_tasks_blocked()
         for each, before in zip(boards_of, lent, strict=True):
-            each.shelf._free_released()
-            assert (each._open, each._early_notes, sum(each.shelf._heap._sizes.values())) == ({}, {}, before)
+            each.loan_pool._free_released()
+            assert (each._open, each._early_notes, sum(each.loan_pool._heap._sizes.values())) == ({}, {}, before)
 
 
 async def _opened(host: Host, key: int) -> list[Board]:
@@ -120,7 +120,7 @@ def test_others_are_let_run_where_they_can_be(
         switch.write_text(f"{grouped}\n")
     monkeypatch.setattr(transport, "AUTOGROUP", switch)
     monkeypatch.setattr(os, "getsid", lambda pid: session if pid else 0)
-    assert polling_rule(others, 2) == expected
+    assert choose_polling(others, 2) == expected
 
 
 # -- the event loop hears of messages whenever they come: while it is awake, asleep, or about to sleep -----------------
@@ -183,9 +183,9 @@ def waits(patience: Patience, count: int, *, come: bool) -> int:
     """Wait so often, for others who would come while somebody looks or would not; return how often that looked."""
     looked = 0
     for _ in range(count):
-        if patience.take():
+        if patience.next_poll_s():
             looked += 1
-            patience.learn(came=come)
+            patience.record_poll(came=come)
     return looked
 
 
@@ -208,10 +208,10 @@ def test_once_it_helps_again_it_looks_always() -> None:
 
 def test_where_somebody_else_needs_the_cores_it_is_given_up_for_longer() -> None:
     patience = Patience(50e-6)
-    assert patience.take()
-    patience.give_up()
-    assert [patience.take() > 0 for _ in range(64)] == [False] * 63 + [True]
-    patience.learn(came=True)
+    assert patience.next_poll_s()
+    patience.pause_polling()
+    assert [patience.next_poll_s() > 0 for _ in range(64)] == [False] * 63 + [True]
+    patience.record_poll(came=True)
     assert waits(patience, 100, come=True) == 100
 
 
@@ -220,36 +220,36 @@ def test_where_somebody_else_needs_the_cores_it_is_given_up_for_longer() -> None
 PAGE = 4096
 
 
-def shelf_of(pages: int) -> tuple[Shelf, Heap, memoryview]:
+def shelf_of(pages: int) -> tuple[LoanPool, Heap, memoryview]:
     memory = memoryview(bytearray(PAGE * (pages + 1)))
     heap = Heap(PAGE, len(memory))
-    return Shelf(memory, heap), heap, memory
+    return LoanPool(memory, heap), heap, memory
 
 
 def test_a_piece_comes_back_when_all_have_left() -> None:
-    shelf, _, memory = shelf_of(1)
-    start = shelf.loan(100, 2)
+    loan_pool, _, memory = shelf_of(1)
+    start = loan_pool.loan(100, 2)
     assert start == PAGE
     leaves = [make_releaser(memory, start, 100, position) for position in range(2)]
     leaves[1]()
-    assert shelf.take(PAGE) is None
+    assert loan_pool.allocate(PAGE) is None
     leaves[0]()
-    assert shelf.take(PAGE) == start
+    assert loan_pool.allocate(PAGE) == start
 
 
 def test_a_piece_of_one_process_comes_back_when_it_is_given_back() -> None:
-    shelf, heap, _ = shelf_of(1)
-    start = shelf.take(PAGE)
+    loan_pool, heap, _ = shelf_of(1)
+    start = loan_pool.allocate(PAGE)
     assert start is not None
-    assert shelf.take(PAGE) is None
-    shelf.release(start)
-    assert shelf.take(PAGE) == start
+    assert loan_pool.allocate(PAGE) is None
+    loan_pool.release(start)
+    assert loan_pool.allocate(PAGE) == start
     assert sum(heap._sizes.values()) == PAGE
 
 
 def test_words_lie_behind_what_is_held() -> None:
-    shelf, _, memory = shelf_of(1)
-    start = shelf.loan(13, 3)
+    loan_pool, _, memory = shelf_of(1)
+    start = loan_pool.loan(13, 3)
     assert start is not None
     memory[start : start + 13] = bytes(range(13))
     for position in range(3):
@@ -258,25 +258,25 @@ def test_words_lie_behind_what_is_held() -> None:
 
 
 def test_what_was_left_before_says_nothing_of_what_comes_after() -> None:
-    shelf, _, memory = shelf_of(1)
+    loan_pool, _, memory = shelf_of(1)
     for _ in range(2):
-        start = shelf.loan(100, 1)
+        start = loan_pool.loan(100, 1)
         assert start is not None
-        assert shelf.loan(100, 1) is None
+        assert loan_pool.loan(100, 1) is None
         make_releaser(memory, start, 100, 0)()
 
 
 def test_who_needs_memory_gets_what_was_left() -> None:
-    shelf, _, memory = shelf_of(1)
-    start = shelf.loan(100, 1)
+    loan_pool, _, memory = shelf_of(1)
+    start = loan_pool.loan(100, 1)
     assert start is not None
-    assert shelf.take(PAGE) is None
+    assert loan_pool.allocate(PAGE) is None
     make_releaser(memory, start, 100, 0)()
-    assert shelf.take(PAGE) == start
+    assert loan_pool.allocate(PAGE) == start
 
 
 @pytest.mark.parametrize(("nbytes", "lent"), [(1, 1), (PAGE + 1, 2), (9 * PAGE, 10), (33 * PAGE, 40), (64 * PAGE, 64)])
 def test_pieces_waste_at_most_a_quarter_beyond_a_page(nbytes: int, lent: int) -> None:
     heap = Heap(0, 1 << 30)
-    heap.take(nbytes)
+    heap.allocate(nbytes)
     assert sum(heap._sizes.values()) == lent * PAGE
