@@ -21,18 +21,23 @@ def next_path(path: str) -> Path:
     return paths[-1]
 
 
+def give_out(path: str) -> None:
+    """Record that a connection writes its trace to this path itself, without a number, when it is closed."""
+    _paths_by_name.setdefault(path, [Path(path)])
+
+
 def record_written(file: str | os.PathLike[str]) -> None:
     """Record that a run has written its trace to `file`, for `written_paths`."""
     _written_files.add(Path(file))
 
 
 def paths_given_out(path: str) -> list[Path]:
-    """Return the files that `next_path(path)` has returned so far: one for each run, in order."""
+    """Return the files of `next_path(path)` and `give_out(path)` so far: one for each run, in order."""
     return list(_paths_by_name.get(path, ()))
 
 
 def written_paths(path: str) -> list[Path]:
-    """Return those files of `next_path(path)` that runs have written."""
+    """Return those files of `paths_given_out(path)` that runs have written."""
     return [file for file in paths_given_out(path) if file in _written_files]
 
 

@@ -8,6 +8,7 @@ from functools import wraps
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ParamSpec
 
+from .. import trace_files
 from ..config import ARGUMENT, RunConfig
 from ..errors import UsageError
 from ..hints import suggest_arguments
@@ -164,4 +165,6 @@ def _make_run_config(cluster: str | topology.Cluster, transport: str | Wires | N
     arguments = RunConfig.from_values(cluster=None if is_default else cluster, transport=name, wires=wires, **settings)
     config = RunConfig.from_environment().merged_over(arguments).with_changes(ARGUMENT, ranks=arguments.ranks)
     config.check_values()
+    if config.trace is not None:
+        trace_files.give_out(str(config.trace))
     return config

@@ -129,7 +129,7 @@ _OWN_CHANGES = {
     causes.COMM: _AWAIT_LATE,
     causes.LOOP: "call it in a thread, trio.to_thread.run_sync in a nursery, and await that late",
     causes.COPY: "copy in parallel with computes, on another stream of the device",
-    causes.QUEUE: "issue on another stream, rank.stream(...), or give it a larger window=",
+    causes.QUEUE: "if more operations than its window= are open, issue some on another stream, rank.stream(...)",
 }
 """Changes of a program that uses overlap, by cause."""
 _TORCH_CHANGES = {

@@ -344,6 +344,14 @@ def test_a_program_without_a_world_has_no_trace(overlap, script):
     assert overlap("run", "--trace", "a.json", script("pass")) == (0, "", told)
 
 
+def test_a_connection_has_a_trace_also_if_it_is_closed_after_the_program(overlap, script):
+    body = "import overlap\nworld = overlap.connect(0, 1)\nworld.rank.all_reduce(1.0).result()\n"
+    code, out, err = overlap("run", "--trace", "a.json", script(body + "world.close()"))
+    assert (code, out, err.splitlines()[0].startswith("overlap: trace in a.json; ")) == (0, "", True)
+    assert overlap("run", "--trace", "b.json", script(body + "import sys\nsys.left_open = world")) == (0, "", "")
+    vars(sys).pop("left_open").close()
+
+
 # -- what goes wrong ---------------------------------------------------------------------------------------------
 
 
