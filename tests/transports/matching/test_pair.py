@@ -175,6 +175,8 @@ STEPS = st.one_of(
 AGREED = ((0, False), (9, True), (9, False))
 
 
+# Known to fail, not understood: @reproduce_failure('6.170.17', b'AXicY3RkQEBGKIMZwgFRzIyoClgcGR2ZGBgcmQDBFQZx').
+# A chunk of the second of three sends arrives, which no receive has accepted; agreement=(9, False).
 @given(st.lists(STEPS, max_size=60), st.booleans(), st.sampled_from(AGREED))
 @settings(max_examples=300)
 def test_every_message_meets_its_receive_and_no_other(
