@@ -381,7 +381,7 @@ class Message(CollectiveFuture[T_co]):
             self._await_cancelled_elsewhere()
         elif self.state < DONE:
             if self._withdraw_from_lane():
-                self._park()
+                self._park_or_cancel()
             elif self.state is not UNWANTED:
                 self._enter(UNWANTED)
         elif self._failure is None and (use := self.messages.use()) is not None:  # None: the group has been dropped
@@ -452,16 +452,11 @@ class Message(CollectiveFuture[T_co]):
         return True
 
     def _finish_withdrawal(self) -> None:
-        """Take the receive, which no transfer holds any more, out of its lane; end it if it is cancelled, else park it.
-
-        A parked receive takes part again at once if the program has begun to use it in the meantime.
-        """
+        """Take the receive, which no transfer holds any more, out of its lane, and park it or end it as cancelled."""
         if self.state >= DONE:
             return
         self._leave_lane()
         self._park_or_cancel()
-        if self.state is PARKED and self._has_user():
-            self._rejoin_lane()
 
     def _leave_lane(self) -> None:
         """Give the receive's place and number to the next one there."""
@@ -483,11 +478,16 @@ class Message(CollectiveFuture[T_co]):
         self.priority -= self.port.stream.priority  # the next issue adds it again
 
     def _park_or_cancel(self) -> None:
-        """End the receive if it is being cancelled; otherwise park it."""
+        """End the receive if it is being cancelled; otherwise park it.
+
+        A parked receive takes part again at once if the program, in any thread, has begun to use it in the meantime.
+        """
         cancelled = self.state is CANCELLING
         self._park()
         if cancelled:
             self._end_as_cancelled()
+        elif self._has_user():
+            self._rejoin_lane()
 
     def _cancel_on_loop(self) -> bool:
         """Return False if the receive has met a message, or has failed.

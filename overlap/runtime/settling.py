@@ -210,10 +210,10 @@ class Settling:
             self._prepare_for_use()  # from here on the result has a user
             if self.state < DONE:
                 wait_for_lock(ended, timeout)
+            return self.state >= DONE  # before the thread is removed: until then `undo_end` does nothing
         finally:
             with LOCK:
                 self._threads.pop(ended, None)
-        return self.state >= DONE
 
 
 # A signal that comes just before a wait does not end the wait: Python handles it after the wait only.
@@ -270,7 +270,7 @@ def undo_end(future: Settling, state: OperationState) -> bool:
     Any thread may call this. The lock makes sure that no other thread adds a callback in between, which is such a use.
     """
     with LOCK:
-        if future._taken or future._thread_callbacks or future._has_result_callbacks():
+        if future._taken or future._threads or future._thread_callbacks or future._has_result_callbacks():
             return False
         future._enter(state)
         return True

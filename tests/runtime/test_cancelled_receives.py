@@ -1,7 +1,10 @@
 """Receives that are cancelled while their peer sends, leaves or disagrees: in a process, and between processes."""
 
+import asyncio
 import gc
+import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import numpy as np
@@ -12,11 +15,13 @@ import trio.lowlevel
 import overlap
 from overlap.runtime.callbacks import call_when_settled
 from overlap.runtime.message import Message
+from overlap.runtime.settling import wait_until_settled
 
 from .companies import Wires, by_shared_memory, by_sockets, in_memory, run_far
 from .test_cancel import end_of
 from .test_withdrawn_receives import cancelled_await, ended
 from .test_withdrawn_receives import run as run_here
+from .worlds import TIMEOUT_S
 
 R = overlap.Rank
 Program = Callable[[R], Awaitable[Any]]
@@ -275,7 +280,13 @@ def test_a_callback_of_any_thread_is_called_with_an_item_of_a_receive() -> None:
 
 
 @pytest.mark.parametrize(
-    "register", [lambda receive, call: receive.add_done_callback(call), call_when_settled], ids=["loop", "anywhere"]
+    "register",
+    [
+        lambda receive, call: receive.add_done_callback(call),
+        call_when_settled,
+        lambda receive, call: wait_until_settled(receive, TIMEOUT_S) and call(receive),
+    ],
+    ids=["loop", "anywhere", "wait"],
 )
 def test_a_callback_is_called_though_its_receive_gives_the_message_back_meanwhile(
     register: Callable[[Any, Callable[[Any], object]], None], monkeypatch: pytest.MonkeyPatch
@@ -304,3 +315,53 @@ def test_a_callback_is_called_though_its_receive_gives_the_message_back_meanwhil
         return cast("list[float]", receive.result().tolist())
 
     assert overlap.run(main, ranks=2, timeout_s=5)[1] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("use", ["callback", "thread", "asyncio"])
+def test_a_receive_that_another_thread_begins_to_use_as_it_leaves_its_lane_takes_part_again(
+    use: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancelled await has found no user of the receive, just before another thread uses it."""
+    leave, claim = Message._leave_lane, Message._prepare_for_use
+
+    def in_callback(receive: overlap.Future[Any]) -> Any:
+        ended = threading.Event()
+        receive.add_done_callback(lambda _: ended.set())
+        assert ended.wait(TIMEOUT_S)
+        return receive.result()
+
+    async def awaited(receive: overlap.Future[Any]) -> Any:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await receive
+
+    ways: dict[str, Callable[[Any], Any]] = {
+        "callback": in_callback,
+        "thread": lambda receive: receive.result(TIMEOUT_S),
+        "asyncio": lambda receive: asyncio.run(awaited(receive)),
+    }
+
+    async def main(rank: overlap.Rank) -> Any:
+        if rank.rank == 0:
+            await rank.recv(GO, 1)
+            return await rank.send(np.arange(3.0), 1)
+        receive, used = rank.recv(LIKE, 0), threading.Event()
+
+        def claim_and_tell(self: Message[Any]) -> None:
+            claim(self)
+            used.set()
+
+        def leave_late(self: Message[Any]) -> None:
+            leave(self)
+            monkeypatch.undo()
+            monkeypatch.setattr(Message, "_prepare_for_use", claim_and_tell)
+            results.append(pool.submit(ways[use], receive))
+            assert used.wait(TIMEOUT_S)
+
+        results: list[Any] = []
+        monkeypatch.setattr(Message, "_leave_lane", leave_late)
+        await cancelled_await(receive)
+        rank.send(np.ones(1), 0)
+        return (await trio.to_thread.run_sync(results[0].result)).tolist()
+
+    with ThreadPoolExecutor(1) as pool:
+        assert overlap.run(main, ranks=2) == [None, [0.0, 1.0, 2.0]]
