@@ -123,6 +123,7 @@ def _costliest_site(facts: Facts, cause: str) -> CallSite:
 
 
 _AWAIT_LATE = "issue first and await at the end of the step: keep the futures in a list"
+_BEGIN_EARLY = "issue it earlier, in smaller parts, or send fewer bytes: no later compute could hide it"
 _OWN_CHANGES = {
     causes.WAIT: "share its work out evenly, or look for what slows its host",
     causes.WIRE: _AWAIT_LATE,
@@ -146,6 +147,8 @@ def _advise_timeline(facts: Facts) -> AdviceItems:
     if facts.step is None:
         return
     changes = _OWN_CHANGES | (_TORCH_CHANGES if facts.torch else {})
+    if facts.hideable_ns is not None and facts.hideable_ns < WORTH_SHARE * facts.step_ns:
+        changes |= dict.fromkeys((causes.WIRE, causes.COMM), _BEGIN_EARLY)
     small = next(filter(_has_many_small_calls, facts.traffic), None)  # the most exposed one
     if small is not None:
         changes |= dict.fromkeys((causes.WIRE, causes.QUEUE), _LARGER_TORCH if facts.torch else _LARGER)

@@ -30,6 +30,7 @@ class Facts:
     profile: RankReport | None = None  # of the rank that lost most time of its own; None for timelines
     communicates: bool = False  # whether the shown step has communication, exposed or hidden
     ours: bool = False  # whether overlap recorded the job: then everything that a rank does is recorded
+    hideable_ns: int | None = None  # exposed communication that later computes could hide, averaged over the ranks
     torch: bool = False  # whether the program uses `torch.distributed`
     cut: bool = False  # whether a file was cut off
     first: Advice | None = None  # a change that comes before all others

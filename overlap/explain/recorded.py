@@ -86,6 +86,7 @@ def timeline_facts(
         sites=sites, late_by_step={step: late_ranks(pieces, step)},
         traffic=_traffic_by_line(timeline, activity) if has_traffic else (),
         communicates=any(row.comm_ns for row in shown.values()), ours=not foreign,
+        hideable_ns=_hideable_ns(timeline.columns, activity, pieces),
         torch="torch" in timeline.meta, first=_starved_advice(timeline), cut=CUT in timeline.meta,
         unknown="other ranks are not in the trace" if partial else "",
         undecided=[*filter(None, [describe_oddities(timeline)]), *_hidden_question(timeline, shown)],
@@ -140,6 +141,28 @@ def _last_operation_exposed_ns(columns: SpanColumns, issued: Mask, pieces: Piece
         moving = pieces.cut_to_rank_window(rank, (int(moved_ns[last]), int(columns.end_ns[last])))
         found[rank] = moving.cost_by_cause().get(WIRE, 0)
     return found
+
+
+def _hideable_ns(columns: SpanColumns, activity: Activity, pieces: Pieces) -> int | None:
+    """Return how much exposed transfer time the computes that were issued after it could hide, averaged over the ranks.
+
+    None if no compute is recorded. Cost: a sort of the computes and of the exposed transfers.
+    """
+    computes, windows = columns.is_kind("compute"), {each.rank: each for each in activity.windows}
+    if not computes.any():
+        return None
+    by_rank, hideable_ns = columns.rows_by_rank(computes), 0
+    for rank, exposed in pieces.take(pieces.is_cause(COMM, WIRE)).by_rank():
+        rows = by_rank.get(rank, np.empty(0, np.int64))
+        starts_ns = columns.start_ns[rows]
+        rows = rows[(windows[rank].start_ns <= starts_ns) & (starts_ns < windows[rank].end_ns)]
+        called_ns = columns.called_ns[rows]
+        order = np.argsort(called_ns)
+        later_ns = np.cumsum((columns.end_ns - columns.start_ns)[rows][order][::-1])[::-1]
+        exposed_ns = np.append(0, np.cumsum(exposed.lengths_ns))
+        before_ns = exposed_ns[np.searchsorted(exposed.end_ns, called_ns[order], side="right")]
+        hideable_ns += int(np.minimum(later_ns, before_ns).max(initial=0))
+    return round(hideable_ns / len(windows))
 
 
 def _traffic_by_line(timeline: Timeline, activity: Activity) -> list[Traffic]:

@@ -24,6 +24,13 @@ def explained(program, path):
             "all_reduce",
             (923_322, 1_231_096),
         ),
+        (
+            {"mib": 32},
+            "wire",
+            "issue it earlier, in smaller parts, or send fewer bytes: no later compute could hide it",
+            "all_reduce",
+            (0, 1_238_044),
+        ),
         ({"late_s": 8e-3}, "waiting", "share its work out evenly", "rank 3", (5_313_169, 6_307_774)),
     ],
 )

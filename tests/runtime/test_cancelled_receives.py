@@ -119,7 +119,7 @@ def test_receives_that_are_asked_for_again_name_the_peer_that_has_left(wire: str
 # -- mismatches --------------------------------------------------------------------------------------------------------
 
 
-# Not over a wire that decides later: if its decision comes after the sender has left, the next receive fails. Known.
+# Over a wire that decides later, the withdrawn receive may meet the message before, and then disagrees with it.
 @pytest.mark.parametrize("wire", [wire for wire in WIRES if wire != "deciding later"])
 def test_a_withdrawn_receive_of_another_shape_disagrees_with_nobody(wire: str) -> None:
     async def main(rank: R) -> str:
