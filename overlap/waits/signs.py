@@ -26,9 +26,10 @@ class Evidence(IntEnum):
     def patience_s(self) -> float:
         """Seconds to wait for stronger evidence before this evidence counts.
 
-        If a process is killed, the stronger `LINK_ENDED` follows in milliseconds, on a crowded machine in 0.1 s.
+        If a process ends, its report or the stronger `LINK_ENDED` follows in milliseconds, on a machine with ten busy
+        threads a core in up to a second.
         """
-        return 0.5 if self in (Evidence.WIRE_BROKEN, Evidence.REPORTED) else 0.0
+        return {Evidence.WIRE_BROKEN: 2.0, Evidence.REPORTED: 0.5}.get(self, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
