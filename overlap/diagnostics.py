@@ -28,6 +28,8 @@ from .threads import read_frames, without_garbage_collector
 
 T = TypeVar("T")
 
+_CALL_SITE = "_overlap_call_site"  # attribute of errors, see `set_place_of_call`
+
 _TYPED_PROGRAMS = ("<stdin>", "<ipython-input")  # file names of lines that are typed in a console
 
 _HERE = os.path.dirname(__file__)
@@ -122,13 +124,16 @@ def error_place(error: BaseException) -> str:
     """Return " at file:line", the place of an error in the program; "" if it has none.
 
     This is the innermost frame of the program in the traceback, or of another library if the program has no frame. An
-    error of an operation that nothing has raised yet has the line of the operation's call. Python replaces a
-    StopIteration by another error: then the traceback is that of the cause.
+    error of an operation that nothing has raised yet has the line of the operation's call; one of a compute without a
+    frame of the program has it even after an await has raised it. Python replaces a StopIteration by another error:
+    then the traceback is that of the cause.
     """
     if isinstance(error, BaseExceptionGroup):
         return error_place(error.exceptions[0]) or _innermost_line(error)
     if isinstance(error, RemoteError):
         return error.place
+    if site := getattr(error, _CALL_SITE, ""):
+        return f" at {os.path.basename(site)}"
     if line := _innermost_line(error):
         return line
     if isinstance(error, (NonFiniteError, DeadlineError)):
@@ -136,9 +141,23 @@ def error_place(error: BaseException) -> str:
     return _innermost_line(error.__cause__) if isinstance(error.__cause__, StopIteration) else ""
 
 
+def set_place_of_call(error: BaseException, call_site: str) -> None:
+    """Let an error that has no frame of the program have the place of the call of its function ("file:line").
+
+    So it is if the arguments of the call are wrong, or the function is one of a library. An await adds a frame later.
+    """
+    if not _points_of_program(_foreign_frames(error), lambda frame: frame.filename):
+        vars(error)[_CALL_SITE] = call_site  # `setattr` would fail for a frozen dataclass
+
+
+def _foreign_frames(error: BaseException) -> list[FrameSummary]:
+    """Return the frames of the traceback that are not of this package."""
+    return [frame for frame in extract_tb(error.__traceback__) if not _is_package_frame(frame)]
+
+
 def _innermost_line(error: BaseException) -> str:
     """Return " at file:line" of the innermost frame of the program, else of another library; "" if there is neither."""
-    frames = [frame for frame in extract_tb(error.__traceback__) if not _is_package_frame(frame)]
+    frames = _foreign_frames(error)
     own = _points_of_program(frames, lambda frame: frame.filename)
     own = own or [frame for frame in frames if not _is_library_of_tasks(frame.filename)]
     return f" at {os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""

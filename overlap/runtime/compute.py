@@ -15,6 +15,7 @@ from typing import TypeVar, cast
 import trio
 
 from ..collectives.reduce import Array
+from ..diagnostics import set_place_of_call
 from ..errors import FutureCancelledError, PeerFailedError, UsageError
 from ..kernel_facts import processor_wait_ns
 from ..threads import start_thread
@@ -203,9 +204,11 @@ class ComputeFuture(OwnCode[T_co]):
     def make_failure(self, error: BaseException) -> Failure:
         """Return the failure for an error that the function has raised.
 
-        An error of a write into a locked array gets a note that explains it. If `prompt`, and no peer has caused the
-        error, the failure ends the rank at once unless it is awaited.
+        An error of a write into a locked array gets a note that explains it. One without a frame of the program has the
+        line of the compute's call. If `prompt`, and no peer has caused the error, the failure ends the rank at once
+        unless it is awaited.
         """
+        set_place_of_call(error, self.call_site)
         explain_write_error(error, list(self.context.outstanding.operations))
         return Failure(error, prompt=self.prompt and is_own_error(error))
 

@@ -44,8 +44,8 @@ def test_who_was_waited_for_and_what_was_on_the_wire(training):
     timeline = training(3, late_ns=3_000_000)
     assert sentence(timeline, step=1) == (
         "step 11.6 ms: compute 7.6, exposed 4.0 (34%): 3.8 on the wire (mostly all_reduce 0 at train.py:41), 0.2 in "
-        "parts below 1/20 of the step; try: issue it earlier, in smaller parts, or send fewer bytes: no later compute could "
-        "hide it, -300 us if the rest stays, at most -2 ms"
+        "parts below 1/20 of the step; try: issue it earlier, in smaller parts, or send fewer bytes: no later compute "
+        "could hide it, -300 us if the rest stays, at most -2 ms"
     )
     assert ": 1.0 waiting for rank 1 (compute 'b' at train.py:1), 4.0 on the wire (all_reduce at train.py:9)" in (
         sentence(timeline_of(compute(0, 0, 8000), compute(1, 0, 10_000, "b"), *pair(8000, 10_000, 14_000)))

@@ -4,6 +4,7 @@ import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from traceback import walk_tb
+from typing import Any
 
 import numpy as np
 import pytest
@@ -352,6 +353,20 @@ def test_the_place_is_the_line_of_the_program() -> None:
         error = failure_of(overlap.run, main, ranks=1)
         line = main.__code__.co_firstlineno + 1
         assert str(error).startswith(f"rank 0 failed at test_failure.py:{line}: ")
+
+
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+@pytest.mark.parametrize(("function", "args"), [(lambda x: x, ()), (json.loads, ("{",))], ids=["call", "library"])
+def test_a_compute_that_fails_outside_the_program_has_the_line_of_its_call(
+    function: Callable[..., object], args: tuple[object, ...], clock: Any
+) -> None:
+    async def main(rank: R) -> None:
+        future = rank.compute(function, *args, seconds=1e-6)
+        await rank.barrier()
+        await future
+
+    error = failure_of(overlap.run, main, ranks=1, clock=clock)
+    assert str(error).startswith(f"rank 0 failed at test_failure.py:{main.__code__.co_firstlineno + 1}: ")
 
 
 def test_advice_names_the_line_of_the_program() -> None:
