@@ -129,7 +129,12 @@ def _run_program(args: argparse.Namespace, *, launched: bool) -> int:
         restoring_argv_and_path(),
         reporting_traces(args.trace, config.trace),
     ):
-        program()
+        try:
+            program()
+        except ValueError as error:
+            if "env:// rendezvous" in str(error):  # of torch.distributed.init_process_group
+                error.add_note("`overlap run --processes N` starts N processes that find each other, as torchrun does")
+            raise
     return 0
 
 

@@ -91,6 +91,13 @@ print(find_place() and (find_place().ranks, find_place().node), os.environ.get("
 """
 
 
+def test_a_program_that_waits_for_a_launcher_is_told_how_to_start_it(overlap, script):
+    said = "Error initializing torch.distributed using env:// rendezvous: environment variable RANK expected"
+    code, _, err = overlap("run", script(f"raise ValueError({said!r})"))
+    assert code == 1
+    assert err.splitlines()[-1].startswith("`overlap run --processes N` starts N processes")
+
+
 @pytest.mark.parametrize("options", [("--nnodes", "1"), ("--nnodes=1", "--node-rank=0", "--rdzv-endpoint=a:1")])
 def test_one_node_is_this_process(overlap, script, options):
     assert overlap("run", *options, "--ranks-per-process", "3", script(PLACE)) == (0, "None 3\n", "")
