@@ -86,7 +86,7 @@ def timeline_facts(
         sites=sites, late_by_step={step: late_ranks(pieces, step)},
         traffic=_traffic_by_line(timeline, activity) if has_traffic else (),
         communicates=any(row.comm_ns for row in shown.values()), ours=not foreign,
-        hideable_ns=_hideable_ns(timeline.columns, activity, pieces),
+        hideable_ns=None if step is None else _hideable_ns(timeline.columns, activity, pieces),
         torch="torch" in timeline.meta, first=_starved_advice(timeline), cut=CUT in timeline.meta,
         unknown="other ranks are not in the trace" if partial else "",
         undecided=[*filter(None, [describe_oddities(timeline)]), *_hidden_question(timeline, shown)],
@@ -151,16 +151,15 @@ def _hideable_ns(columns: SpanColumns, activity: Activity, pieces: Pieces) -> in
     computes, windows = columns.is_kind("compute"), {each.rank: each for each in activity.windows}
     if not computes.any():
         return None
-    by_rank, hideable_ns = columns.rows_by_rank(computes), 0
+    by_rank, called_ns, hideable_ns = columns.rows_by_rank(computes), columns.called_ns, 0
     for rank, exposed in pieces.take(pieces.is_cause(COMM, WIRE)).by_rank():
         rows = by_rank.get(rank, np.empty(0, np.int64))
         starts_ns = columns.start_ns[rows]
         rows = rows[(windows[rank].start_ns <= starts_ns) & (starts_ns < windows[rank].end_ns)]
-        called_ns = columns.called_ns[rows]
-        order = np.argsort(called_ns)
-        later_ns = np.cumsum((columns.end_ns - columns.start_ns)[rows][order][::-1])[::-1]
+        rows = rows[np.argsort(called_ns[rows])]
+        later_ns = np.cumsum((columns.end_ns[rows] - columns.start_ns[rows])[::-1])[::-1]
         exposed_ns = np.append(0, np.cumsum(exposed.lengths_ns))
-        before_ns = exposed_ns[np.searchsorted(exposed.end_ns, called_ns[order], side="right")]
+        before_ns = exposed_ns[np.searchsorted(exposed.end_ns, called_ns[rows], side="right")]
         hideable_ns += int(np.minimum(later_ns, before_ns).max(initial=0))
     return round(hideable_ns / len(windows))
 
