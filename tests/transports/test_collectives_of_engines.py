@@ -40,19 +40,21 @@ class Host:
     size: int
     reads: bool = True
     lends: bool = True
+    cores: int = 4
     engines: list[Any] = field(default_factory=list)
     boards: list[Any] = field(default_factory=list)
+    bells: list[memoryview] = field(default_factory=list)
     segments: list[mmap] = field(default_factory=list)
     taken: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         everybody = range(self.size)
         rings = {(i, j): memoryview(mmap(-1, 1 << 16)) for i, j in product(everybody, everybody) if i != j}
-        bells = [memoryview(mmap(-1, 4096)) for _ in everybody]
+        self.bells = bells = [memoryview(mmap(-1, 4096)) for _ in everybody]
         self.segments = [mmap(-1, SEGMENT_BYTES) for _ in everybody]
         for i in everybody:
             ways = [None if i == j else (rings[i, j], rings[j, i], bells[j]) for j in everybody]
-            self.engines.append(native.Engine(bells[i], ways, 0.0))
+            self.engines.append(native.Engine(bells[i], ways, 0.0, -1, 1, False, self.cores))
             self.taken.append(BOARD_BYTES)
         for i in everybody:
             views = [memoryview(segment) for segment in self.segments]
@@ -79,6 +81,9 @@ class Host:
 
     def wait(self, rank: int, run: Any, seconds: float = LONG_S) -> int:
         return int(self.engines[rank].wait(run, seconds))
+
+    def sleepers(self, rank: int) -> int:
+        return int(self.bells[rank].cast("I")[1])
 
     def word(self, rank: int, number: int, index: int) -> memoryview:
         """Return a word of the row of an operation."""
@@ -177,6 +182,45 @@ def carried_out_by_none(host: Host, what: Call, number: int) -> bool:
     outs = [np.zeros(what.result_shape_at(rank), what.dtype) for rank in range(what.size)]
     runs = [host.submit(rank, what, number, x, outs[rank]) for rank, x in enumerate(inputs(what))]
     return [host.wait(rank, run) for rank, run in enumerate(runs)] == [HOMELESS] * what.size
+
+
+def threads_here() -> set[str]:
+    return set(os.listdir("/proc/self/task"))
+
+
+def sleeps_of(thread: str) -> int:
+    """Return how often a thread has gone to sleep."""
+    with open(f"/proc/self/task/{thread}/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("voluntary"))
+
+
+@pytest.mark.parametrize("kind", ["reduce", "gather", "broadcast"])
+@pytest.mark.parametrize("cores", [2, 1])
+def test_a_rank_that_alone_moves_bytes_has_a_second_thread_work_on_an_idle_core(kind: str, cores: int) -> None:
+    host, before, times = Host(2, cores=cores), threads_here(), 30
+    what = made(kind, KINDS[kind], np.float32, 1 << 20, 2)
+    mover = int(kind == "broadcast")
+    xs, outs = inputs(what), [np.zeros(what.result_shape_at(rank), what.dtype) for rank in range(2)]
+    begun_sleeps, begun_s, spare = 0, 0.0, ""
+    for number in range(times + 1):
+        run = host.submit(mover, what, number, xs[mover], outs[mover])
+        if number == 0:
+            (spare,) = threads_here() - before
+        waiting = threading.Thread(target=host.wait, args=(mover, run))
+        waiting.start()
+        while host.sleepers(mover) == 0:
+            waiting.join(0.001)
+        if number == 1:
+            begun_sleeps, begun_s = sleeps_of(spare), time.monotonic()
+        other = host.submit(1 - mover, what, number, xs[1 - mover], outs[1 - mover])
+        waiting.join()
+        assert [host.wait(mover, run), host.wait(1 - mover, other)] == [DONE, DONE]
+    by_itself = (time.monotonic() - begun_s) / 0.1 + 2  # the thread looks ten times a second
+    sleeps = sleeps_of(spare) - begun_sleeps
+    assert sleeps >= times / 3 if cores == 2 else sleeps <= by_itself
+    want = expected(what, xs, mover, np.zeros(what.result_shape_at(mover), what.dtype).reshape(-1))
+    assert alike(outs[mover].reshape(-1), want)
+    host.close()
 
 
 OPERATORS = {
@@ -381,13 +425,24 @@ def test_an_engine_that_is_closed_while_its_thread_works() -> None:
         {"needed": b"\x01"},
         {"position": 2},
         {"unread": (4, 2)},
+        {"movers": 0},
+        {"movers": 3},
     ],
-    ids=["beyond the result", "from nobody", "summed without a sum", "needs too few", "nowhere", "backwards"],
+    ids=[
+        "beyond the result",
+        "from nobody",
+        "summed without a sum",
+        "needs too few",
+        "nowhere",
+        "backwards",
+        "moved by none",
+        "moved by more than there are",
+    ],
 )
 def test_a_table_that_cannot_be(wrong: dict[str, Any]) -> None:
     table: dict[str, Any] = {
-        "position": 0, "size": 2, "flags": 0, "nbytes": 8, "result_bytes": 8, "unread": (0, 0), "needed": b"\1\1",
-        "take": [], "reduce": [], "collect": [], "reducer": None,
+        "position": 0, "size": 2, "movers": 2, "flags": 0, "nbytes": 8, "result_bytes": 8, "unread": (0, 0),
+        "needed": b"\1\1", "take": [], "reduce": [], "collect": [], "reducer": None,
     }  # fmt: skip
     native.Table(*table.values())
     with pytest.raises(ValueError):
@@ -396,4 +451,4 @@ def test_a_table_that_cannot_be(wrong: dict[str, Any]) -> None:
 
 def test_a_reduction_that_numpy_has_no_loop_for() -> None:
     with pytest.raises(LookupError):
-        native.Table(0, 1, 0, 0, 0, (0, 0), b"\1", [], [], [], (np.bitwise_and, None, np.dtype("f4").num, 4, b"", 0))
+        native.Table(0, 1, 1, 0, 0, 0, (0, 0), b"\1", [], [], [], (np.bitwise_and, None, np.dtype("f4").num, 4, b"", 0))

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from tests.threads import run_threads, running
+from transports.shared_memory.engine import RING_BYTES as RING_OF_A_PROCESS
 from transports.signature import fingerprints_agree
 
 from .mailbox_builds import COMPILER, DELAYS, build
@@ -94,6 +95,15 @@ def test_a_message_arrives_whole(pair: Boxes, nbytes: int, first: str) -> None:
 
 def test_what_fits_into_the_ring_needs_no_receiver(pair: Boxes) -> None:
     assert pair.send(0, 1, some(1000)).state == DONE
+
+
+def test_a_message_of_1_mib_fits_into_the_ring_of_a_process() -> None:
+    boxes, data, out = Boxes(2, RING_OF_A_PROCESS), some(1 << 20), np.zeros(1 << 20, np.uint8)
+    assert boxes.wait(0, boxes.send(0, 1, data)) == DONE
+    assert boxes.wait(1, boxes.receive(1, 0, out)) == DONE
+    assert np.array_equal(data, out)
+    for box in boxes.boxes:
+        box.close()
 
 
 def test_a_long_message_waits_for_its_receiver_and_goes_on_without_a_thread_that_waits(pair: Boxes) -> None:

@@ -54,7 +54,7 @@ BROADCAST = made("broadcast", None, np.float32, 6, 3)
 
 
 def test_a_rank_that_only_looks_posts_nothing_and_ends_at_the_first_row(host: Host) -> None:
-    table = native.Table(1, 3, 64, 0, 0, (0, 0), b"\1\0\0", [], [], [], None)  # LOOKS in native/collectives.c
+    table = native.Table(1, 3, 3, 64, 0, 0, (0, 0), b"\1\0\0", [], [], [], None)  # LOOKS in native/collectives.c
     looking = host.boards[1], table, None, 70, 70 << 8, 0, 0, 0, 0, 0, 1 << 40, b"open"
     runs = [host.engines[1].submit(*looking) for _ in range(2)]
     assert host.engines[1].cancel(runs[1])

@@ -34,6 +34,7 @@ class Table:
         self,
         position: int,
         size: int,
+        movers: int,
         flags: int,
         nbytes: int,
         result_bytes: int,
@@ -55,6 +56,7 @@ class Engine:
         door: int = -1,
         most: int = 1,
         yields: bool = False,
+        cores: int = 1,
         /,
     ) -> None: ...
     def send(

@@ -28,7 +28,7 @@ from typing import NamedTuple, Protocol, cast
 import trio
 
 #: Version of the interface between this package and the compiled code; `native/module.c` has the same number.
-INTERFACE = 2
+INTERFACE = 3
 
 try:
     import transports.shared_memory._native as _native
@@ -43,8 +43,8 @@ else:
     STALE = getattr(_native, "INTERFACE", 1) != INTERFACE  # a checkout that is newer than its compiled code
     BUILT = not STALE
 
-#: Length of the ring buffer for messages from one process to another.
-RING_BYTES = 1 << 20
+#: Length of the ring buffer for messages from one process to another: of 1 MiB, with a page for its counts and a head.
+RING_BYTES = (1 << 20) + 4096
 
 # States of one end of a message or a collective, as native/engine.h numbers them.
 PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT, HOMELESS, CANCELLED, SIZED = range(10)

@@ -154,11 +154,12 @@ class SharedMemory(LinkedTransport[MemoryLink]):
             peer_bells = bells(peer.segment.view)
             ways[i] = Way(ring_out=peer.messages_out, ring_in=peer.messages_in, bells=peer_bells, bell=peer.bell)
         pids = [peer.pid for peer in self._peers.values()]
-        look_s, yields = choose_polling(pids, len(usable_cores()))
-        # threads of each process for its collectives: an equal part of the cores
-        workers, bell = max(1, len(usable_cores()) // (1 + len(pids))), self._joining.bell
+        cores, bell = len(usable_cores()), self._joining.bell
+        look_s, yields = choose_polling(pids, cores)
+        # threads of each process for collectives of which every process moves bytes: an equal part of the cores
+        workers = max(1, cores // (1 + len(pids)))
         # the compiled code takes no keyword arguments
-        self.engine = engine = native.Engine(bells(segment.view), ways, look_s, bell, workers, yields)
+        self.engine = engine = native.Engine(bells(segment.view), ways, look_s, bell, workers, yields, cores)
         self.events = EngineEvents(engine, bell, self._on_note)
         self.patience = Patience(look_s)
         # a segment: the rings, then memory for loans, then a page with the words that wake this process

@@ -599,7 +599,7 @@ def _table_without_data(
     """Return a table without ranges. `needed` has a byte for each rank: 1 if its row is waited for, else 0."""
     nbytes = result_bytes = 0
     unread = (0, 0)
-    return engine.Table(position, size, flags, nbytes, result_bytes, unread, needed, [], [], [], reducer)
+    return engine.Table(position, size, size, flags, nbytes, result_bytes, unread, needed, [], [], [], reducer)
 
 
 def _make_table(call: Call, position: int) -> Table:
@@ -633,6 +633,7 @@ def _make_table(call: Call, position: int) -> Table:
     return engine.Table(
         position,
         call.size,
+        _movers(call),
         sum(flag for flag, holds in conditions.items() if holds),
         nbytes,
         prod(call.result_shape_at(position)) * itemsize if has_result else 0,
@@ -643,6 +644,13 @@ def _make_table(call: Call, position: int) -> Table:
         _pulls_in_bytes(collecting_pulls(call) if has_slices else [], itemsize),
         None if call.reducer is None else _packed_reducer(call.reducer, call.size),
     )
+
+
+def _movers(call: Call) -> int:
+    """Return how many ranks of an operation move bytes; the cores of the others are free for those."""
+    if call.kind is Collective.BROADCAST:
+        return max(1, call.size - 1)
+    return 1 if call.kind in (Collective.REDUCE, Collective.GATHER) else call.size
 
 
 def _pulls_in_bytes(ranges: Sequence[Pull], itemsize: int) -> list[tuple[int, int, list[tuple[int, int]]]]:

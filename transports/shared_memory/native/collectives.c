@@ -28,6 +28,7 @@
 #define SLICED_BYTES (64 << 10) /* from here each of three or more ranks reduces a slice only */
 #define TAKEN_BYTES (512 << 10) /* what a thread does at once: two pieces and what is read stay in a cache of 2 MiB */
 #define INLINE_BYTES (48 << 10) /* longest work that the finding thread does itself: to wake a thread takes longer */
+#define SHARED_OUT_BYTES (2 << 20) /* from here a second thread is woken for work whose other ranks leave cores idle */
 #define PRIVATE_BIT ((uint64_t)1 << 63)
 
 /* The phase of a rank, in the last byte of its word: its input can be read; its slice is reduced; it reads no input
@@ -102,6 +103,7 @@ typedef struct {
 typedef struct { /* how the rank at a position carries out its operations with one call */
     PyObject_HEAD
     int position, size, flags;
+    int movers; /* ranks that move bytes; the others wait */
     int heavy; /* whether moving its bytes may take longer than waking a thread */
     uint64_t nbytes, result_bytes; /* of an input, of a result */
     uint64_t unread_start, unread_stop; /* of its input: no other rank reads it */
@@ -727,9 +729,19 @@ static Run *most_urgent(const Engine *engine)
     return found;
 }
 
+/* Return how many threads may work at a run: also those for whose cores ranks have no use that move nothing. */
+static int most_threads(const Engine *engine, const Run *run)
+{
+    int movers = run->table->movers, idle = movers < run->table->size ? engine->cores / movers : 0;
+    if (idle <= engine->most || work_in(run->pulls, run->left) - run->at < SHARED_OUT_BYTES)
+        return engine->most;
+    return idle;
+}
+
 int work_waits(const Engine *engine)
 {
-    return engine->runs != NULL && engine->working < engine->most && most_urgent(engine) != NULL;
+    const Run *run = engine->runs == NULL ? NULL : most_urgent(engine);
+    return run != NULL && (engine->working < engine->most || engine->working < most_threads(engine, run));
 }
 
 /* Do a piece of work, unlocked; the run cannot end before, because the piece counts as out. */
@@ -741,6 +753,8 @@ void work(Engine *engine)
     next_piece(run, &pull, &at, &nbytes);
     Scratch *scratch = scratch_of(engine);
     run->out++, engine->working++;
+    if (engine->working >= engine->most && work_waits(engine))
+        ring_spare(engine->bells); /* no call has woken a thread beyond those */
     pthread_mutex_unlock(&engine->lock);
     int error = scratch == NULL ? ENOMEM : take_piece(run, pull, at, nbytes, scratch);
     lock(engine);
@@ -1144,13 +1158,14 @@ static PyObject *Table_new(PyTypeObject *type, PyObject *args, PyObject *names)
     unsigned long long nbytes, result_bytes, start, stop;
     if (table == NULL)
         return NULL;
-    if (!PyArg_ParseTuple(args, "iiiKK(KK)y#O!O!O!O", &table->position, &table->size, &table->flags, &nbytes,
-                          &result_bytes, &start, &stop, &needed, &length, &PyList_Type, &take, &PyList_Type, &reduce,
-                          &PyList_Type, &collect, &reducer))
+    if (!PyArg_ParseTuple(args, "iiiiKK(KK)y#O!O!O!O", &table->position, &table->size, &table->movers, &table->flags,
+                          &nbytes, &result_bytes, &start, &stop, &needed, &length, &PyList_Type, &take, &PyList_Type,
+                          &reduce, &PyList_Type, &collect, &reducer))
         goto failed;
     table->nbytes = nbytes, table->result_bytes = result_bytes;
     table->unread_start = start, table->unread_stop = stop;
-    if (length != table->size || table->position < 0 || table->position >= table->size || start > stop || stop > nbytes) {
+    if (length != table->size || table->position < 0 || table->position >= table->size || table->movers < 1 ||
+        table->movers > table->size || start > stop || stop > nbytes) {
         PyErr_SetString(PyExc_ValueError, "a table does not fit its group");
         goto failed;
     }

@@ -223,7 +223,8 @@ typedef struct {
     Scratch *scratch;  /* memory for threads that work */
     int rowless;       /* runs that wait for a row of their board to be free */
     int heavy;         /* ends under way whose bytes take longer to move than a thread to wake */
-    int working, most; /* threads that work, and how many may */
+    int working, most; /* threads that work, and how many may while every process works */
+    int cores;         /* of the host, for all processes */
     int door;          /* a descriptor that becomes readable when a run ends that no thread waits for; or -1 */
     /* threads */
     pthread_mutex_t lock, next; /* `next` is held by the thread that is to have the lock next */
@@ -236,6 +237,7 @@ typedef struct {
 
 /* wait.c */
 int64_t now_ns(void);
+void ring_spare(Bells *bells);
 void ring_threads(Bells *bells);
 void ring(Bells *bells, int door);
 void ring_anyhow(Bells *bells, int door);

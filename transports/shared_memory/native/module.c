@@ -125,8 +125,8 @@ static PyObject *Engine_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
     PyObject *own, *peers;
     double look_s;
-    int door = -1, most = 1, yields = 0;
-    if (!PyArg_ParseTuple(args, "OO!d|iii", &own, &PyList_Type, &peers, &look_s, &door, &most, &yields))
+    int door = -1, most = 1, yields = 0, cores = 1;
+    if (!PyArg_ParseTuple(args, "OO!d|iiii", &own, &PyList_Type, &peers, &look_s, &door, &most, &yields, &cores))
         return NULL;
     Engine *engine = (Engine *)type->tp_alloc(type, 0);
     if (engine == NULL)
@@ -135,7 +135,7 @@ static PyObject *Engine_new(PyTypeObject *type, PyObject *args, PyObject *names)
     pthread_mutex_init(&engine->lock, NULL);
     pthread_mutex_init(&engine->next, NULL);
     engine->look_ns = (int64_t)(look_s * 1e9);
-    engine->door = door, engine->most = most, engine->yields = yields;
+    engine->door = door, engine->most = most, engine->yields = yields, engine->cores = cores;
     int size = (int)PyList_GET_SIZE(peers);
     engine->peers = PyMem_Calloc(size ? size : 1, sizeof(Peer));
     engine->buffers = PyMem_Calloc(3 * size + 1, sizeof(Py_buffer));
@@ -201,7 +201,7 @@ static int execute(PyObject *module)
                    add(module, &Board_spec, "Board", &Board_type) < 0 ||
                    add(module, &Table_spec, "Table", &Table_type) < 0 ||
                    add(module, &Engine_spec, "Engine", &Engine_type) < 0 ||
-                   PyModule_AddIntConstant(module, "INTERFACE", 2) < 0 // as engine.py: changed with what Python uses
+                   PyModule_AddIntConstant(module, "INTERFACE", 3) < 0 // as engine.py: changed with what Python uses
                ? -1
                : 0;
 }

@@ -17,7 +17,7 @@ static long futex(_Atomic uint32_t *word, int what, uint32_t value, const struct
     return syscall(SYS_futex, word, what, value, limit, NULL, 0);
 }
 
-static void ring_spare(Bells *bells)
+void ring_spare(Bells *bells)
 {
     atomic_fetch_add(&bells->spare_bell, 1);
     futex(&bells->spare_bell, FUTEX_WAKE, 1, NULL);
