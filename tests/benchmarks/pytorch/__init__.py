@@ -25,14 +25,12 @@ def lines(how: Sampling) -> Iterator[str]:
     for processes in (2, 4):
         told = run_ranks(processes, how, {})
         yield f"{processes} processes, eight layers of 1024 x 1024, batch 256, {told['version']}"
-        alone_ms = _ms(told["alone"])
-        yield f"  a step without communication {alone_ms:.1f} ms"
-        for bucket, both in told["steps"].items():
-            gloo_ms, ours_ms, silent_ms = _ms(both["gloo"]), _ms(both["overlap"]), _ms(both["nothing"])
+        for bucket, each in told["steps"].items():
+            alone, gloo, ours = (_ms(each[name]) for name in ("alone", "gloo", "overlap"))
+            theirs, exposed, silent = (_exposed_ms(each, name) for name in ("gloo", "overlap", "nothing"))
             yield (
-                f"  DDP, buckets of {bucket} MiB: gloo {gloo_ms:.1f} ms, overlap {ours_ms:.1f} ms; exposed "
-                f"{gloo_ms - alone_ms:.1f} and {ours_ms - alone_ms:.1f}; without "
-                f"messages {silent_ms - alone_ms:.1f}"
+                f"  DDP, buckets of {bucket} MiB: alone {alone:.1f} ms, gloo {gloo:.1f}, overlap {ours:.1f}; exposed "
+                f"{theirs:.1f} and {exposed:.1f}: {exposed / theirs:.2f} of gloo's; without messages {silent:.1f}"
             )
         yield from _table(told["operations"], SIZES)
 
@@ -64,6 +62,11 @@ def _table(operations: Mapping[str, Sequence[Mapping[str, list[int]]]], sizes: S
         yield f"  {name:24}" + "".join(f"{ratio:10.2f}" for ratio in row)
     every = [ratio for row in ratios.values() for ratio in row]
     yield f"  mean {fmean(every):.2f}, least {min(every):.2f}"
+
+
+def _exposed_ms(samples: Mapping[str, list[int]], name: str) -> float:
+    """Return how much longer a step takes than one without communication that follows in the same turn."""
+    return _ms([step - alone for step, alone in zip(samples[name], samples["alone"], strict=True)])
 
 
 def _ms(samples_ns: list[int]) -> float:

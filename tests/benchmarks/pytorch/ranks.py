@@ -52,9 +52,7 @@ def main(
         }
         silent = nn.parallel.DistributedDataParallel(_net(), bucket_cap_mb=bucket)
         silent.register_comm_hook(None, lambda _, bucket: _finished(bucket.buffer()))
-        told["steps"][bucket] = measured({**steps, "nothing": _trainer(silent)})
-    if buckets:
-        told["alone"] = measured({"alone": _trainer(_net())})["alone"]
+        told["steps"][bucket] = measured({**steps, "nothing": _trainer(silent), "alone": _trainer(_net())})
     for name in names:
         told["operations"][name] = [
             _in_rows(OPERATIONS[name], size, groups, warmup, samples, row)
