@@ -72,7 +72,7 @@ class KnownMessage:
             data: The bytes to send, or the memory to receive into.
             step: Step of the program.
             make_message: Makes the future of the message, with its arrays and its call.
-            waits: Whether this thread waits for the message next.
+            waits: Whether this thread waits for the message next. Then it polls for a moment here, if its wire can.
 
         Returns:
             The number of the message if it has ended well already; its future if it has not ended, or has failed; None
@@ -102,6 +102,8 @@ class KnownMessage:
                 )  # fmt: skip
         except Exception:  # no memory, or no wire between the ranks: the usual path raises it again
             return None
+        if waits and request is not None and not request.ended:
+            request.look()  # a message that arrives within a moment needs no future
         # No request: a send that has left. A request that goes on, or has ended badly, needs a message in a lane.
         if request is not None and (not request.ended or request.error is not None or request.withdrawn):
             message = make_message()

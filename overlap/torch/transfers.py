@@ -445,8 +445,12 @@ class Transfers(Issuing):
         known = self._group._messages.reissue(key, tensor, limit_s, frame, waits=waits) if plain else None
         if known is not None:
             self._seq += 1
-            # an integer says that the message has left already
-            return Work(_FINISHED if isinstance(known, int) else cast(Handle, known), [tensor], source)
+            if not isinstance(known, int):
+                return Work(cast(Handle, known), [tensor], source)
+            # The message has ended already. `send` and `recv` wait for it at once, and do not return its Work.
+            if waits and private.finished_work is not None:
+                return cast("Work", private.finished_work)
+            return Work(_FINISHED, [tensor], source)
         array, copy_back = flat_output(tensor) if receives else (flat_input(tensor), None)
         future = self._issue_on_group(name, (array, peer, tag), {}, limit_s, frame)
         if plain:

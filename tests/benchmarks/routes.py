@@ -49,8 +49,8 @@ LIMITS = {
     "compute": Count(8, 30),
     "send, between processes": Count(9, 12),
     "recv, between processes": Count(14, 33),
-    "send, torch": Count(12, 22),
-    "recv, torch": Count(14, 29),
+    "send, torch": Count(11, 18),
+    "recv, torch": Count(13, 25),
     "all_reduce, torch": Count(4, 8),
 }
 

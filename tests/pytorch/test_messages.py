@@ -20,12 +20,13 @@ import torch.distributed as dist  # noqa: E402
 from overlap import Connection, RankFailedError, RemoteError, connect  # noqa: E402
 from overlap.runtime.interrupts import deferring_interrupts  # noqa: E402
 from overlap.runtime.settling import wait_until_settled  # noqa: E402
-from overlap.torch import ProcessGroup  # noqa: E402
+from overlap.torch import ProcessGroup, private  # noqa: E402
 from overlap.torch.errors import CallError  # noqa: E402
 from tests.errors import error_of  # noqa: E402
 from tests.interrupting import Tracer, interrupt_wait, sample  # noqa: E402
 from tests.threads import running  # noqa: E402
 from transports.shared_memory.engine import Engine  # noqa: E402
+from transports.shared_memory.memory_link import MemoryRequest  # noqa: E402
 
 from .pairs import connected, do  # noqa: E402
 
@@ -310,6 +311,35 @@ def test_both_ends_of_known_messages_are_recorded_in_one_lane(groups: list[Proce
     )
     (sent,), (received,) = (group._group._messages._known_messages.values() for group in groups)
     assert sent.flight_fields()["key"] == received.flight_fields()["key"]
+
+
+def test_a_known_receive_whose_message_comes_while_it_polls_needs_no_future(
+    groups: list[ProcessGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came, look, polls = torch.zeros(2), MemoryRequest.look, []
+
+    def send(value: float) -> Any:
+        return groups[0].send([torch.full((2,), value)], 1, 0)
+
+    def begin() -> Any:  # as torch's `irecv`, which `recv` calls
+        return groups[1].recv([came], 0, 0)
+
+    def receive() -> Any:
+        return begin()
+
+    def look_once_it_was_sent(request: MemoryRequest) -> bool:
+        monkeypatch.undo()
+        polls.append(do([lambda: send(4.0).wait()]))
+        return look(request)
+
+    for value in (1.0, 2.0, 3.0):
+        send(value)
+        receive().wait()
+    monkeypatch.setattr(private, "WAITING_CALLS", {receive.__code__})
+    monkeypatch.setattr(MemoryRequest, "look", look_once_it_was_sent)
+    assert receive() is private.finished_work
+    assert polls == [[True]]
+    assert came.tolist() == [4.0, 4.0]
 
 
 def test_a_freed_tensor_is_refused_where_a_message_like_it_is_known(groups: list[ProcessGroup]) -> None:
