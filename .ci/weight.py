@@ -15,7 +15,7 @@ from pathlib import Path
 
 BUDGETS = {
     "examples": 1_380,
-    "native": 3_455,
+    "native": 3_458,
     "overlap/*.py": 1_839,
     "overlap/cli": 3_480,
     "overlap/collectives": 3_105,
@@ -37,7 +37,7 @@ BUDGETS = {
     "overlap/torch": 1_669,
     "overlap/waits": 779,
     "product": 56_053,
-    "tests": 66_194,
+    "tests": 66_197,
     "topology": 1_812,
     "transports/*.py": 3_070,
     "transports/efa": 1_347,

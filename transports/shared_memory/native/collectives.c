@@ -28,7 +28,7 @@
 #define SLICED_BYTES (64 << 10) /* from here each of three or more ranks reduces a slice only */
 #define TAKEN_BYTES (512 << 10) /* what a thread does at once: two pieces and what is read stay in a cache of 2 MiB */
 #define INLINE_BYTES (48 << 10) /* longest work that the finding thread does itself: to wake a thread takes longer */
-#define SHARED_OUT_BYTES (2 << 20) /* from here a second thread is woken for work whose other ranks leave cores idle */
+#define SHARED_OUT_BYTES (2 << 20) /* work for which a thread that works wakes another */
 #define PRIVATE_BIT ((uint64_t)1 << 63)
 
 /* The phase of a rank, in the last byte of its word: its input can be read; its slice is reduced; it reads no input
@@ -729,19 +729,22 @@ static Run *most_urgent(const Engine *engine)
     return found;
 }
 
-/* Return how many threads may work at a run: also those for whose cores ranks have no use that move nothing. */
+static int is_long(const Run *run)
+{
+    return work_in(run->pulls, run->left) - run->at >= SHARED_OUT_BYTES;
+}
+
+/* Return how many threads may work at a run: for long work also on the cores of ranks that move nothing. */
 static int most_threads(const Engine *engine, const Run *run)
 {
-    int movers = run->table->movers, idle = movers < run->table->size ? engine->cores / movers : 0;
-    if (idle <= engine->most || work_in(run->pulls, run->left) - run->at < SHARED_OUT_BYTES)
-        return engine->most;
-    return idle;
+    int movers = run->table->movers, idle = movers < run->table->size && is_long(run) ? engine->cores / movers : 0;
+    return idle > engine->most ? idle : engine->most;
 }
 
 int work_waits(const Engine *engine)
 {
     const Run *run = engine->runs == NULL ? NULL : most_urgent(engine);
-    return run != NULL && (engine->working < engine->most || engine->working < most_threads(engine, run));
+    return run != NULL && engine->working < most_threads(engine, run);
 }
 
 /* Do a piece of work, unlocked; the run cannot end before, because the piece counts as out. */
@@ -753,8 +756,8 @@ void work(Engine *engine)
     next_piece(run, &pull, &at, &nbytes);
     Scratch *scratch = scratch_of(engine);
     run->out++, engine->working++;
-    if (engine->working >= engine->most && work_waits(engine))
-        ring_spare(engine->bells); /* no call has woken a thread beyond those */
+    if (is_long(run) && work_waits(engine))
+        ring_spare(engine->bells); /* `ring` wakes no thread where one attends */
     pthread_mutex_unlock(&engine->lock);
     int error = scratch == NULL ? ENOMEM : take_piece(run, pull, at, nbytes, scratch);
     lock(engine);
