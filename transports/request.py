@@ -82,10 +82,13 @@ class Request:
         if not self.ended and self._withdraw is not None:
             self._withdraw(self)
 
-    def look(self) -> bool:
+    def look(self, *, in_thread: bool = False) -> bool:
         """Poll for a moment before a task sleeps; return whether the wire can poll. This default returns False.
 
-        The request may end during the poll. To be called in the event loop's thread only.
+        The request may end during the poll.
+
+        Args:
+            in_thread: Whether the caller runs in place of the event loop. Then only a successful request ends here.
         """
         return False
 

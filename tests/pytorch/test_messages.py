@@ -2,8 +2,9 @@
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from time import sleep
@@ -108,7 +109,12 @@ def test_a_mismatch_counts_the_elements_of_every_dtype(groups: list[ProcessGroup
         assert re.findall(r"send/recv\((.*?)\)\)", str(error)) == [f"{name} (12,", f"{name} (13,"]
 
 
-def test_a_peer_that_writes_nonsense_is_named_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+_NONSENSE = r"process 0 \(rank 0\) is lost: it wrote invalid data into shared memory"
+
+
+@contextmanager
+def connected_engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[Connection], list[Any]]]:
+    """Connect two worlds; yield them, and for each process the memory between it and the other."""
     ways_by_process = []
 
     def make(bells: Any, ways: Any, look_s: float, *more: Any) -> Engine:
@@ -117,13 +123,21 @@ def test_a_peer_that_writes_nonsense_is_named_on_both_sides(monkeypatch: pytest.
 
     monkeypatch.setattr("transports.shared_memory.engine.Engine", make)
     with connected(2, dist.HashStore()) as worlds:
+        yield worlds, ways_by_process
+
+
+def write_nonsense(ways_by_process: list[Any]) -> None:
+    ((to_peer, from_peer, *_),) = [ways[1] for ways in ways_by_process if ways[1] is not None]
+    to_peer[0:8] = from_peer[64:72] = (63).to_bytes(8, "little")  # the counts that process 0 writes
+
+
+def test_a_peer_that_writes_nonsense_is_named_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    with connected_engines(monkeypatch) as (worlds, ways_by_process):
         groups = [on(world) for world in worlds]
         received = groups[1].recv([torch.zeros(1)], 0, 0)
-        ((to_peer, from_peer, *_),) = [ways[1] for ways in ways_by_process if ways[1] is not None]
-        to_peer[0:8] = from_peer[64:72] = (63).to_bytes(8, "little")  # the counts that process 0 writes
-        named = r"process 0 \(rank 0\) is lost: it wrote invalid data into shared memory"
+        write_nonsense(ways_by_process)
         for call in (received.wait, lambda: groups[1].send([torch.ones(1)], 0, 0).wait()):
-            with pytest.raises(dist.DistBackendError, match=rf"(recv|send) #0 .*:\d+\): {named}|{named}"):
+            with pytest.raises(dist.DistBackendError, match=rf"(recv|send) #0 .*:\d+\): {_NONSENSE}|{_NONSENSE}"):
                 call()
 
 
@@ -313,33 +327,56 @@ def test_both_ends_of_known_messages_are_recorded_in_one_lane(groups: list[Proce
     assert sent.flight_fields()["key"] == received.flight_fields()["key"]
 
 
-def test_a_known_receive_whose_message_comes_while_it_polls_needs_no_future(
-    groups: list[ProcessGroup], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    came, look, polls = torch.zeros(2), MemoryRequest.look, []
-
-    def send(value: float) -> Any:
-        return groups[0].send([torch.full((2,), value)], 1, 0)
+def receive_while(
+    meanwhile: Callable[[], object], groups: Sequence[ProcessGroup], out: Any, monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    """Let rank 1 receive as torch's `recv` does, the call being known; `meanwhile` runs once while it polls."""
+    look = MemoryRequest.look
 
     def begin() -> Any:  # as torch's `irecv`, which `recv` calls
-        return groups[1].recv([came], 0, 0)
+        return groups[1].recv([out], 0, 0)
 
     def receive() -> Any:
         return begin()
 
-    def look_once_it_was_sent(request: MemoryRequest) -> bool:
+    def look_meanwhile(request: MemoryRequest, *, in_thread: bool) -> bool:
         monkeypatch.undo()
-        polls.append(do([lambda: send(4.0).wait()]))
-        return look(request)
+        do([meanwhile])
+        return look(request, in_thread=in_thread)
 
     for value in (1.0, 2.0, 3.0):
-        send(value)
+        groups[0].send([torch.full((2,), value)], 1, 0)
         receive().wait()
     monkeypatch.setattr(private, "WAITING_CALLS", {receive.__code__})
-    monkeypatch.setattr(MemoryRequest, "look", look_once_it_was_sent)
-    assert receive() is private.finished_work
-    assert polls == [[True]]
+    monkeypatch.setattr(MemoryRequest, "look", look_meanwhile)
+    work = receive()
+    assert MemoryRequest.look is look
+    return work
+
+
+def test_a_known_receive_whose_message_comes_while_it_polls_needs_no_future(
+    groups: list[ProcessGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came = torch.zeros(2)
+    work = receive_while(lambda: groups[0].send([torch.full((2,), 4.0)], 1, 0), groups, came, monkeypatch)
+    assert work is private.finished_work
     assert came.tolist() == [4.0, 4.0]
+
+
+def test_a_known_receive_that_meets_something_else_while_it_polls_fails_as_others_do(
+    groups: list[ProcessGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = receive_while(lambda: groups[0].send([torch.ones(5)], 1, 0), groups, torch.zeros(2), monkeypatch)
+    with pytest.raises(dist.DistBackendError, match=r"operation #3 .* differs between ranks: .*\(5,\)\).*\(2,\)\)"):
+        work.wait()
+
+
+def test_a_peer_that_writes_nonsense_while_a_known_receive_polls_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with connected_engines(monkeypatch) as (worlds, ways_by_process):
+        groups = [on(world) for world in worlds]
+        work = receive_while(lambda: write_nonsense(ways_by_process), groups, torch.zeros(2), monkeypatch)
+        with pytest.raises(dist.DistBackendError, match=rf"recv #3 .*:\d+\): {_NONSENSE}"):
+            work.wait()
 
 
 def test_a_freed_tensor_is_refused_where_a_message_like_it_is_known(groups: list[ProcessGroup]) -> None:
