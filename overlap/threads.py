@@ -1,4 +1,4 @@
-"""Functions that start a thread with a readable error if the system allows none, and read another thread's frames."""
+"""Functions that start a thread with a readable error, read another thread's frames, and pause garbage collection."""
 
 from __future__ import annotations
 
@@ -15,11 +15,20 @@ from .errors import UsageError
 #: Text of Python's RuntimeError if the system refuses a thread.
 _NO_MORE_THREADS = "can't start new thread"
 
-_reading_frames = RLock()
-# A fork waits for the lock: a child of a fork inside the block would keep its garbage collector off for ever.
-os.register_at_fork(
-    before=_reading_frames.acquire, after_in_parent=_reading_frames.release, after_in_child=_reading_frames.release
-)
+_pausing = RLock()
+_pauses, _collected = 0, False  # blocks under way that pause the garbage collector, and whether it was on before them
+
+
+def _end_pauses_in_fork() -> None:
+    """End the pauses of a process that is a fork: the threads that were in them do not exist there."""
+    global _pauses
+    if _pauses and _collected:
+        gc.enable()
+    _pauses = 0
+    _pausing.release()
+
+
+os.register_at_fork(before=_pausing.acquire, after_in_parent=_pausing.release, after_in_child=_end_pauses_in_fork)
 
 
 def start_thread(thread: Thread, *, need: str = "a world needs a few") -> None:
@@ -45,6 +54,28 @@ def start_thread(thread: Thread, *, need: str = "a world needs a few") -> None:
 
 
 @contextmanager
+def paused_garbage_collector() -> Iterator[None]:
+    """Disable the garbage collector in the block, and in blocks of other threads that overlap with it.
+
+    The last block that ends enables it again, if it was on before the first. Blocks that each put back what they have
+    found would leave it off for ever, if one looks while another has disabled it, and disables it after that one's end.
+    """
+    global _pauses, _collected
+    with _pausing:
+        if _pauses == 0:
+            _collected = gc.isenabled()
+        gc.disable()
+        _pauses += 1
+    try:
+        yield
+    finally:
+        with _pausing:
+            _pauses -= 1
+            if _pauses == 0 and _collected:
+                gc.enable()
+
+
+@contextmanager
 def without_garbage_collector() -> Iterator[None]:
     """Disable the garbage collector while this thread reads frames of another thread.
 
@@ -55,14 +86,8 @@ def without_garbage_collector() -> Iterator[None]:
     if sys.version_info >= (3, 12):
         yield
         return
-    with _reading_frames:  # else one thread could enable the collector while another thread still reads
-        was_on = gc.isenabled()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if was_on:
-                gc.enable()
+    with paused_garbage_collector():
+        yield
 
 
 def read_frames(thread: int) -> list[FrameType]:

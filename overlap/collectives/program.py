@@ -8,9 +8,7 @@ deadlock, even when a send completes only once the receiver has taken the bytes.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -19,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..threads import paused_garbage_collector
 from .fusion import Fused, find_fusable_copies
 from .hazards import Access, cell_numbers, find_waits
 from .pattern import Ints
@@ -73,19 +72,7 @@ def project(schedule: Schedule, rank: int) -> Program:
     return project_all(schedule, [rank])[0]
 
 
-@contextmanager
-def _pause_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection in the block: making many objects then takes half the time."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
-@_pause_garbage_collection()
+@paused_garbage_collector()  # making many objects takes half the time then
 def project_all(schedule: Schedule, ranks: Sequence[int] | None = None) -> list[Program]:
     """Return the programs of several ranks (by default all), sharing the work.
 

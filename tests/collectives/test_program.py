@@ -1,12 +1,15 @@
 """Programs do what their schedule says, in any order that their queues and waits allow, without buffering."""
 
 import gc
+from typing import Any
 
 import numpy as np
 import pytest
 
 from overlap.collectives import Buffer, Extent, Op, StepKind, generate, project, project_all, verify
+from overlap.collectives.hazards import find_waits
 from overlap.collectives.tablewriter import TableWriter
+from overlap.threads import paused_garbage_collector
 
 from .cases import fitting, schedules
 from .executor import Stuck, execute
@@ -146,3 +149,19 @@ def test_projecting_leaves_the_garbage_collector_as_it_was(collects: bool) -> No
         assert gc.isenabled() is collects
     finally:
         gc.enable()
+
+
+def test_projecting_goes_on_without_collections_after_another_pause_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier, collects = paused_garbage_collector(), list[bool]()
+
+    def find_after_its_end(*args: Any) -> Any:
+        if not collects:
+            earlier.__exit__(None, None, None)
+        collects.append(gc.isenabled())
+        return find_waits(*args)
+
+    monkeypatch.setattr("overlap.collectives.program.find_waits", find_after_its_end)
+    earlier.__enter__()
+    project_all(generate("all_reduce", "ring", 4))
+    assert {*collects} == {False}
+    assert gc.isenabled()
