@@ -1,34 +1,70 @@
-"""Functions that start a thread with a readable error, read another thread's frames, and pause garbage collection."""
+"""Functions that start a thread with a readable error and read another thread's frames; shared changes of settings."""
 
 from __future__ import annotations
 
 import gc
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ContextDecorator, contextmanager
 from threading import RLock, Thread
 from types import FrameType
+from typing import Self
 
 from .errors import UsageError
 
 #: Text of Python's RuntimeError if the system refuses a thread.
 _NO_MORE_THREADS = "can't start new thread"
 
-_pausing = RLock()
-_pauses, _collected = 0, False  # blocks under way that pause the garbage collector, and whether it was on before them
+
+class SharedChange(ContextDecorator):
+    """A change of a setting of the process, for several threads at one time: the first makes it, the last undoes it.
+
+    It is a context, and a decorator. Blocks that each restored what they had found could leave the change behind: if
+    one looks while the change holds for another, and makes it after that one's end.
+
+    Args:
+        change: Makes the change, and returns the function that undoes it.
+    """
+
+    def __init__(self, change: Callable[[], Callable[[], None]]) -> None:
+        # a finalizer that runs under the lock may need it, too
+        self._change, self._users, self._lock = change, 0, RLock()
+        self._undo: Callable[[], None]
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                self._undo = self._change()
+            self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._undo()
+
+    def undo_in_forks(self) -> Self:
+        """Undo the change in each process that is a fork, which lacks the threads that need it; return this object."""
+
+        def undo() -> None:
+            if self._users:
+                self._users = 0
+                self._undo()
+            self._lock.release()
+
+        os.register_at_fork(before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=undo)
+        return self
 
 
-def _end_pauses_in_fork() -> None:
-    """End the pauses of a process that is a fork: the threads that were in them do not exist there."""
-    global _pauses
-    if _pauses and _collected:
-        gc.enable()
-    _pauses = 0
-    _pausing.release()
+def _disable_garbage_collector() -> Callable[[], None]:
+    is_on = gc.isenabled()
+    gc.disable()
+    return gc.enable if is_on else lambda: None
 
 
-os.register_at_fork(before=_pausing.acquire, after_in_parent=_pausing.release, after_in_child=_end_pauses_in_fork)
+paused_garbage_collector: SharedChange = SharedChange(_disable_garbage_collector).undo_in_forks()
+"""Context in which the garbage collector is off, in all threads."""
 
 
 def start_thread(thread: Thread, *, need: str = "a world needs a few") -> None:
@@ -54,28 +90,6 @@ def start_thread(thread: Thread, *, need: str = "a world needs a few") -> None:
 
 
 @contextmanager
-def paused_garbage_collector() -> Iterator[None]:
-    """Disable the garbage collector in the block, and in blocks of other threads that overlap with it.
-
-    The last block that ends enables it again, if it was on before the first. Blocks that each put back what they have
-    found would leave it off for ever, if one looks while another has disabled it, and disables it after that one's end.
-    """
-    global _pauses, _collected
-    with _pausing:
-        if _pauses == 0:
-            _collected = gc.isenabled()
-        gc.disable()
-        _pauses += 1
-    try:
-        yield
-    finally:
-        with _pausing:
-            _pauses -= 1
-            if _pauses == 0 and _collected:
-                gc.enable()
-
-
-@contextmanager
 def without_garbage_collector() -> Iterator[None]:
     """Disable the garbage collector while this thread reads frames of another thread.
 
@@ -86,7 +100,7 @@ def without_garbage_collector() -> Iterator[None]:
     if sys.version_info >= (3, 12):
         yield
         return
-    with paused_garbage_collector():
+    with paused_garbage_collector:
         yield
 
 

@@ -72,7 +72,7 @@ def project(schedule: Schedule, rank: int) -> Program:
     return project_all(schedule, [rank])[0]
 
 
-@paused_garbage_collector()  # making many objects takes half the time then
+@paused_garbage_collector  # making many objects takes half the time then
 def project_all(schedule: Schedule, ranks: Sequence[int] | None = None) -> list[Program]:
     """Return the programs of several ranks (by default all), sharing the work.
 

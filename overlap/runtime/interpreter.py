@@ -7,8 +7,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
+
+from ..threads import SharedChange
 
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
@@ -22,43 +24,11 @@ SWITCH_INTERVAL_S = 0.0005
 GC_THRESHOLD = 10_000
 
 
-class _SharedChange:
-    """A change of a setting that several worlds may need at one time: the first makes it, the last undoes it.
-
-    Args:
-        change: Makes the change, and returns the function that undoes it.
-    """
-
-    def __init__(self, change: Callable[[], Callable[[], None]]) -> None:
-        self._change, self._users, self._lock = change, 0, threading.Lock()
-        self._put_back: Callable[[], None]
-
-    def begin(self) -> None:
-        """Make the change, if no other world has made it."""
-        with self._lock:
-            if self._users == 0:
-                self._put_back = self._change()
-            self._users += 1
-
-    def end(self) -> None:
-        """Undo the change, unless other worlds still need it."""
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                self._put_back()
-
-
-def _tune_interpreter() -> Callable[[], None]:
-    """Let threads switch more often, and collect garbage less often. Return a function that restores both settings."""
-    interval_s, (young, *older) = sys.getswitchinterval(), gc.get_threshold()
-
-    def put_back() -> None:
-        sys.setswitchinterval(interval_s)
-        gc.set_threshold(young, *older)
-
+def _take_short_turns() -> Callable[[], None]:
+    """Let threads switch more often; return a function that restores the interval."""
+    interval_s = sys.getswitchinterval()
     sys.setswitchinterval(min(interval_s, SWITCH_INTERVAL_S))
-    gc.set_threshold(max(young, GC_THRESHOLD) if young else 0, *older)  # 0: the program has switched it off
-    return put_back
+    return partial(sys.setswitchinterval, interval_s)
 
 
 @cache
@@ -69,18 +39,44 @@ def _blas_controller() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-_TUNING = _SharedChange(_tune_interpreter)
-_ONE_BLAS_THREAD = _SharedChange(lambda: _blas_controller().limit(limits=1, user_api="blas").restore_original_limits)
+_SHORT_TURNS = SharedChange(_take_short_turns)
+_ONE_BLAS_THREAD = SharedChange(lambda: _blas_controller().limit(limits=1, user_api="blas").restore_original_limits)
+
+
+class _CollectionInterval:
+    """Number of new objects between two garbage collections: the largest that a block wants, or the program's own."""
+
+    def __init__(self) -> None:
+        self._lock, self._wanted, self._own = threading.RLock(), list[int](), gc.get_threshold()
+
+    @contextmanager
+    def at_least(self, objects: int) -> Iterator[None]:
+        """Collect garbage after so many new objects at the earliest, while the block runs."""
+        with self._lock:
+            if not self._wanted:
+                self._own = gc.get_threshold()
+            self._wanted.append(objects)
+            self._set()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._wanted.remove(objects)
+                self._set()
+
+    def _set(self) -> None:
+        young, *older = self._own
+        gc.set_threshold(max([young, *self._wanted]) if young else 0, *older)  # 0: the program has switched it off
+
+
+collection_interval = _CollectionInterval()
 
 
 @contextmanager
 def tuned_interpreter() -> Iterator[None]:
     """Let threads switch often, and collect garbage seldom, while the block runs."""
-    _TUNING.begin()
-    try:
+    with _SHORT_TURNS, collection_interval.at_least(GC_THRESHOLD):
         yield
-    finally:
-        _TUNING.end()
 
 
 class BlasLimit:
@@ -93,10 +89,10 @@ class BlasLimit:
         """Impose the limit, unless this world has done so already. On the loop's thread only."""
         if not self._imposed:
             self._imposed = True
-            _ONE_BLAS_THREAD.begin()
+            _ONE_BLAS_THREAD.__enter__()
 
     def lift(self) -> None:
         """Restore the number of BLAS threads, unless other worlds still need the limit."""
         if self._imposed:
             self._imposed = False
-            _ONE_BLAS_THREAD.end()
+            _ONE_BLAS_THREAD.__exit__()

@@ -152,16 +152,16 @@ def test_projecting_leaves_the_garbage_collector_as_it_was(collects: bool) -> No
 
 
 def test_projecting_goes_on_without_collections_after_another_pause_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    earlier, collects = paused_garbage_collector(), list[bool]()
+    collects = list[bool]()
 
     def find_after_its_end(*args: Any) -> Any:
         if not collects:
-            earlier.__exit__(None, None, None)
+            paused_garbage_collector.__exit__()
         collects.append(gc.isenabled())
         return find_waits(*args)
 
     monkeypatch.setattr("overlap.collectives.program.find_waits", find_after_its_end)
-    earlier.__enter__()
+    paused_garbage_collector.__enter__()
     project_all(generate("all_reduce", "ring", 4))
     assert {*collects} == {False}
     assert gc.isenabled()

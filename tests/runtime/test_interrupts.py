@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from itertools import permutations
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,7 +21,13 @@ import trio
 import overlap
 from overlap import signals
 from overlap.diagnostics import is_ours
-from overlap.runtime.interpreter import GC_THRESHOLD, SWITCH_INTERVAL_S, BlasLimit, tuned_interpreter
+from overlap.runtime.interpreter import (
+    GC_THRESHOLD,
+    SWITCH_INTERVAL_S,
+    BlasLimit,
+    collection_interval,
+    tuned_interpreter,
+)
 from overlap.runtime.interrupts import _find_called_frame, calls_program, deferring_interrupts, finalizer, interruptible
 from overlap.signals import Terminated, handling_signals
 from tests.interrupting import Tracer, sample
@@ -427,6 +434,20 @@ def test_settings_come_back_though_worlds_end_in_the_order_in_which_they_began()
     assert gc.get_threshold()[0] >= GC_THRESHOLD
     second.__exit__(None, None, None)
     assert settings() == before
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_collections_are_as_rare_as_any_world_wants_and_as_the_program_wants_after_the_last(
+    order: tuple[int, ...],
+) -> None:
+    before, wanted = gc.get_threshold(), [GC_THRESHOLD, 200_000, 200_000]
+    blocks = [collection_interval.at_least(objects) for objects in wanted]
+    for block in blocks:
+        block.__enter__()
+    for ended, index in enumerate(order):
+        assert gc.get_threshold()[0] == max(wanted[i] for i in order[ended:])
+        blocks[index].__exit__(None, None, None)
+    assert gc.get_threshold() == before
 
 
 def test_one_blas_thread_until_the_last_world_has_ended() -> None:

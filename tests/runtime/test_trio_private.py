@@ -255,12 +255,10 @@ def test_the_collector_comes_back_after_the_last_who_looks() -> None:
 
 
 def test_the_collector_comes_back_after_the_last_pause_that_overlaps() -> None:
-    first, second = paused_garbage_collector(), paused_garbage_collector()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
+    with paused_garbage_collector:
+        paused_garbage_collector.__enter__()
     assert not gc.isenabled()
-    second.__exit__(None, None, None)
+    paused_garbage_collector.__exit__()
     assert gc.isenabled()
 
 
@@ -271,7 +269,7 @@ from overlap.threads import paused_garbage_collector
 inside, forking = threading.Event(), threading.Event()
 
 def look():
-    with paused_garbage_collector():
+    with paused_garbage_collector:
         inside.set()
         forking.wait()
         time.sleep(1)  # the fork comes in here
@@ -282,7 +280,7 @@ inside.wait()
 os.register_at_fork(before=forking.set)  # the last one that is registered is called first
 child = os.fork()
 if child == 0:
-    with paused_garbage_collector():
+    with paused_garbage_collector:
         pass
     os._exit(not gc.isenabled())
 thread.join()
