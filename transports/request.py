@@ -82,13 +82,11 @@ class Request:
         if not self.ended and self._withdraw is not None:
             self._withdraw(self)
 
-    def look(self, *, in_thread: bool = False) -> bool:
-        """Poll for a moment before a task sleeps; return whether the wire can poll. This default returns False.
+    def look(self) -> bool:
+        """Poll for a moment before a task or a thread sleeps; return whether the wire can poll. By default it cannot.
 
-        The request may end during the poll.
-
-        Args:
-            in_thread: Whether the caller runs in place of the event loop. Then only a successful request ends here.
+        The request may end well during the poll; the event loop ends it after a failure. To be called on the event
+        loop's thread, or in its place.
         """
         return False
 

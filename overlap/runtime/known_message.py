@@ -103,7 +103,7 @@ class KnownMessage:
         except Exception:  # no memory, or no wire between the ranks: the usual path raises it again
             return None
         if waits and request is not None and not request.ended:
-            request.look(in_thread=True)  # a message that arrives within a moment needs no future
+            request.look()  # a message that arrives within a moment needs no future
         # No request: a send that has left. A request that goes on, or has ended badly, needs a message in a lane.
         if request is not None and (not request.ended or request.error is not None or request.withdrawn):
             message = make_message()

@@ -339,10 +339,10 @@ def receive_while(
     def receive() -> Any:
         return begin()
 
-    def look_meanwhile(request: MemoryRequest, *, in_thread: bool) -> bool:
+    def look_meanwhile(request: MemoryRequest) -> bool:
         monkeypatch.undo()
         do([meanwhile])
-        return look(request, in_thread=in_thread)
+        return look(request)
 
     for value in (1.0, 2.0, 3.0):
         groups[0].send([torch.full((2,), value)], 1, 0)
@@ -377,6 +377,25 @@ def test_a_peer_that_writes_nonsense_while_a_known_receive_polls_is_named(monkey
         work = receive_while(lambda: write_nonsense(ways_by_process), groups, torch.zeros(2), monkeypatch)
         with pytest.raises(dist.DistBackendError, match=rf"recv #3 .*:\d+\): {_NONSENSE}"):
             work.wait()
+
+
+@pytest.mark.parametrize("kind", ["recv", "send"])
+def test_known_messages_with_a_peer_that_has_written_nonsense_name_it(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.zeros(2)
+
+    def begin(group: ProcessGroup, peer: int, *, sends: bool) -> Any:
+        return group.send([x], peer, 0) if sends else group.recv([x], peer, 0)
+
+    with connected_engines(monkeypatch) as (worlds, ways_by_process):
+        groups = [on(world) for world in worlds]
+        for _ in range(3):
+            do([begin(group, 1 - i, sends=(kind == "send") == bool(i)).wait for i, group in enumerate(groups)])
+        write_nonsense(ways_by_process)
+        for _ in range(3):
+            with pytest.raises(dist.DistBackendError, match=_NONSENSE):
+                begin(groups[1], 0, sends=kind == "send").wait()
 
 
 def test_a_freed_tensor_is_refused_where_a_message_like_it_is_known(groups: list[ProcessGroup]) -> None:

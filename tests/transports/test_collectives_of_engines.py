@@ -185,7 +185,7 @@ def carried_out_by_none(host: Host, what: Call, number: int) -> bool:
     return [host.wait(rank, run) for rank, run in enumerate(runs)] == [HOMELESS] * what.size
 
 
-def threads_here() -> set[str]:
+def thread_ids() -> set[str]:
     return set(os.listdir("/proc/self/task"))
 
 
@@ -200,29 +200,29 @@ def sleeps_of(thread: str) -> int:
 def test_a_rank_that_alone_moves_bytes_has_a_second_thread_work_on_an_idle_core(
     kind: str, most: int, cores: int
 ) -> None:
-    host, before, times = Host(2, most=most, cores=cores), threads_here(), 30
+    host, before, times = Host(2, most=most, cores=cores), thread_ids(), 30
     what = made(kind, KINDS[kind], np.float32, 1 << 20, 2)
-    mover = int(kind == "broadcast")
+    active = int(kind == "broadcast")
     xs, outs = inputs(what), [np.zeros(what.result_shape_at(rank), what.dtype) for rank in range(2)]
     begun_sleeps, begun_s, spare = 0, 0.0, ""
     for number in range(times + 1):
-        run = host.submit(mover, what, number, xs[mover], outs[mover])
+        run = host.submit(active, what, number, xs[active], outs[active])
         if number == 0:
-            (spare,) = threads_here() - before
-        waiting = threading.Thread(target=host.wait, args=(mover, run))
+            (spare,) = thread_ids() - before
+        waiting = threading.Thread(target=host.wait, args=(active, run))
         waiting.start()
-        while host.sleepers(mover) == 0:
+        while host.sleepers(active) == 0:
             waiting.join(0.001)
         if number == 1:
             begun_sleeps, begun_s = sleeps_of(spare), time.monotonic()
-        other = host.submit(1 - mover, what, number, xs[1 - mover], outs[1 - mover])
+        other = host.submit(1 - active, what, number, xs[1 - active], outs[1 - active])
         waiting.join()
-        assert [host.wait(mover, run), host.wait(1 - mover, other)] == [DONE, DONE]
-    by_itself = (time.monotonic() - begun_s) / 0.1 + 2  # the thread looks ten times a second
+        assert [host.wait(active, run), host.wait(1 - active, other)] == [DONE, DONE]
+    looks = (time.monotonic() - begun_s) / 0.1 + 2  # the thread looks ten times a second
     sleeps = sleeps_of(spare) - begun_sleeps
-    assert sleeps >= times / 3 if cores == 2 else sleeps <= by_itself
-    want = expected(what, xs, mover, np.zeros(what.result_shape_at(mover), what.dtype).reshape(-1))
-    assert alike(outs[mover].reshape(-1), want)
+    assert sleeps >= times / 3 if cores == 2 else sleeps <= looks
+    want = expected(what, xs, active, np.zeros(what.result_shape_at(active), what.dtype).reshape(-1))
+    assert alike(outs[active].reshape(-1), want)
     host.close()
 
 
@@ -428,8 +428,8 @@ def test_an_engine_that_is_closed_while_its_thread_works() -> None:
         {"needed": b"\x01"},
         {"position": 2},
         {"unread": (4, 2)},
-        {"movers": 0},
-        {"movers": 3},
+        {"active": 0},
+        {"active": 3},
     ],
     ids=[
         "beyond the result",
@@ -444,7 +444,7 @@ def test_an_engine_that_is_closed_while_its_thread_works() -> None:
 )
 def test_a_table_that_cannot_be(wrong: dict[str, Any]) -> None:
     table: dict[str, Any] = {
-        "position": 0, "size": 2, "movers": 2, "flags": 0, "nbytes": 8, "result_bytes": 8, "unread": (0, 0),
+        "position": 0, "size": 2, "active": 2, "flags": 0, "nbytes": 8, "result_bytes": 8, "unread": (0, 0),
         "needed": b"\1\1", "take": [], "reduce": [], "collect": [], "reducer": None,
     }  # fmt: skip
     native.Table(*table.values())

@@ -34,7 +34,7 @@ class Table:
         self,
         position: int,
         size: int,
-        movers: int,
+        active: int,
         flags: int,
         nbytes: int,
         result_bytes: int,

@@ -95,13 +95,14 @@ class MemoryRequest(MessageEnd):
             if self.op.state == WITHDRAWN:  # any other end is reported by the engine
                 self.settle()
 
-    def look(self, *, in_thread: bool = False) -> bool:
-        """Poll for a moment, if recent polls were successful; return True. See `Request.look`."""
+    def look(self) -> bool:
+        """Poll for a moment, if recent polls were successful; return True, as this wire can poll."""
         patience = self.link.patience
         if not self.ended and (look_s := patience.next_poll_s()) > 0:
             # the second duration is how long the engine polls before it sleeps: here the whole time
             patience.record_poll(came=self.link.engine.wait(self.op, look_s, look_s) != PENDING)
-            (self.settle_in_thread if in_thread else self.settle)()
+            if self.op.state in (DONE, SIZED):
+                self.settle()
         return True
 
     def wait(self, seconds: float) -> bool:

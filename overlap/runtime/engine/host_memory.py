@@ -633,7 +633,7 @@ def _make_table(call: Call, position: int) -> Table:
     return engine.Table(
         position,
         call.size,
-        _movers(call),
+        _count_active_ranks(call),
         sum(flag for flag, holds in conditions.items() if holds),
         nbytes,
         prod(call.result_shape_at(position)) * itemsize if has_result else 0,
@@ -646,8 +646,8 @@ def _make_table(call: Call, position: int) -> Table:
     )
 
 
-def _movers(call: Call) -> int:
-    """Return how many ranks of an operation move bytes; the cores of the others are free for those."""
+def _count_active_ranks(call: Call) -> int:
+    """Return the number of ranks that move bytes; the other ranks only wait, and leave their cores to those."""
     if call.kind is Collective.BROADCAST:
         return max(1, call.size - 1)
     return 1 if call.kind in (Collective.REDUCE, Collective.GATHER) else call.size

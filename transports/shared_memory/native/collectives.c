@@ -28,7 +28,7 @@
 #define SLICED_BYTES (64 << 10) /* from here each of three or more ranks reduces a slice only */
 #define TAKEN_BYTES (512 << 10) /* what a thread does at once: two pieces and what is read stay in a cache of 2 MiB */
 #define INLINE_BYTES (48 << 10) /* longest work that the finding thread does itself: to wake a thread takes longer */
-#define SHARED_OUT_BYTES (2 << 20) /* work for which a thread that works wakes another */
+#define LONG_BYTES (2 << 20) /* left of work for which a thread that works wakes another */
 #define PRIVATE_BIT ((uint64_t)1 << 63)
 
 /* The phase of a rank, in the last byte of its word: its input can be read; its slice is reduced; it reads no input
@@ -103,7 +103,7 @@ typedef struct {
 typedef struct { /* how the rank at a position carries out its operations with one call */
     PyObject_HEAD
     int position, size, flags;
-    int movers; /* ranks that move bytes; the others wait */
+    int active; /* ranks that move bytes; the others only wait */
     int heavy; /* whether moving its bytes may take longer than waking a thread */
     uint64_t nbytes, result_bytes; /* of an input, of a result */
     uint64_t unread_start, unread_stop; /* of its input: no other rank reads it */
@@ -731,13 +731,13 @@ static Run *most_urgent(const Engine *engine)
 
 static int is_long(const Run *run)
 {
-    return work_in(run->pulls, run->left) - run->at >= SHARED_OUT_BYTES;
+    return work_in(run->pulls, run->left) - run->at >= LONG_BYTES;
 }
 
-/* Return how many threads may work at a run: for long work also on the cores of ranks that move nothing. */
+/* Return how many threads may work at a run: for long work also on the cores of ranks that only wait. */
 static int most_threads(const Engine *engine, const Run *run)
 {
-    int movers = run->table->movers, idle = movers < run->table->size && is_long(run) ? engine->cores / movers : 0;
+    int active = run->table->active, idle = active < run->table->size && is_long(run) ? engine->cores / active : 0;
     return idle > engine->most ? idle : engine->most;
 }
 
@@ -1161,14 +1161,14 @@ static PyObject *Table_new(PyTypeObject *type, PyObject *args, PyObject *names)
     unsigned long long nbytes, result_bytes, start, stop;
     if (table == NULL)
         return NULL;
-    if (!PyArg_ParseTuple(args, "iiiiKK(KK)y#O!O!O!O", &table->position, &table->size, &table->movers, &table->flags,
+    if (!PyArg_ParseTuple(args, "iiiiKK(KK)y#O!O!O!O", &table->position, &table->size, &table->active, &table->flags,
                           &nbytes, &result_bytes, &start, &stop, &needed, &length, &PyList_Type, &take, &PyList_Type,
                           &reduce, &PyList_Type, &collect, &reducer))
         goto failed;
     table->nbytes = nbytes, table->result_bytes = result_bytes;
     table->unread_start = start, table->unread_stop = stop;
-    if (length != table->size || table->position < 0 || table->position >= table->size || table->movers < 1 ||
-        table->movers > table->size || start > stop || stop > nbytes) {
+    if (length != table->size || table->position < 0 || table->position >= table->size || table->active < 1 ||
+        table->active > table->size || start > stop || stop > nbytes) {
         PyErr_SetString(PyExc_ValueError, "a table does not fit its group");
         goto failed;
     }

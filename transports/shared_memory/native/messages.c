@@ -132,8 +132,11 @@ static int take_receive(Engine *engine, Op *op)
     return 1;
 }
 
+/* A failure is for the event loop, also within the call: it may end the link to the peer. */
 static void end(Engine *engine, Op *op, int state)
 {
+    if (state != DONE && state != SIZED)
+        op->end.submitting = 0;
     finish(engine, &op->end, state);
 }
 
