@@ -12,7 +12,3 @@ INLINE_BYTES = 2 << 20
 """Up to this many bytes, over all arrays read, the event loop does the work of a collective itself. That is quicker
 than in threads, whose start takes about 100 us (measured: a float32 sum of 512 KiB on 2 ranks takes 86 us against 174,
 one of 1 MiB the same)."""
-
-SLICED_BYTES = 64 << 10
-"""From this many bytes on, each of three or more processes reduces only a slice of the data; the same value is
-`SLICED_BYTES` in transports/shared_memory/native/collectives.c."""

@@ -17,7 +17,6 @@ from types import ModuleType
 
 import pytest
 
-from overlap import defaults
 from transports.base import PAYLOAD_BYTES
 
 ROOT = Path(__file__).parents[1]
@@ -583,14 +582,11 @@ def test_an_sdist_has_all_that_its_tests_read() -> None:
     assert [name for name in kept if name.rstrip("/") not in shipped] == []
 
 
-def test_limits_of_the_compiled_collectives_are_those_of_their_prices() -> None:
-    """The compiled code cannot import them, and a price with another limit would be of another way."""
+def test_the_payload_of_a_row_is_as_long_in_the_compiled_collectives_as_in_their_prices() -> None:
+    """The compiled code cannot import it, and a price with another limit would be of another way."""
     native = ROOT / "transports/shared_memory/native/collectives.c"
-    text = native.read_text(encoding="utf-8")
-    limits = re.findall(r"^#define (\w+) +\(?(\d+)(?: << (\d+)\))?", text, re.MULTILINE)
-    limits_bytes = {name: int(number) << int(shift or 0) for name, number, shift in limits}
-    ours = {"SLICED_BYTES": defaults.SLICED_BYTES, "PAYLOAD_BYTES": PAYLOAD_BYTES}
-    assert {name: limits_bytes[name] for name in ours} == ours
+    found = re.findall(r"^#define PAYLOAD_BYTES +(\d+)", native.read_text(encoding="utf-8"), re.MULTILINE)
+    assert found == [str(PAYLOAD_BYTES)]
 
 
 def test_the_extras_that_the_checks_install_exist() -> None:

@@ -22,6 +22,7 @@ from tests.threads import running
 from transports.shared_memory.board import BOARD_BYTES
 
 native = pytest.importorskip("transports.shared_memory._native", reason="it was not compiled")
+pytestmark = pytest.mark.usefixtures("slices_of_three_ranks")
 
 PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT, HOMELESS, CANCELLED = range(9)
 LONG_S = 60.0

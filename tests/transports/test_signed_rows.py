@@ -28,6 +28,8 @@ from .test_collectives_of_engines import (
     native,
 )
 
+pytestmark = pytest.mark.usefixtures("slices_of_three_ranks")
+
 # -- rows of boards: signed ones, those that a peer has written over, and what ranks of one process read ---------------
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from typing import NamedTuple, Protocol, cast
 import trio
 
 #: Version of the interface between this package and the compiled code; `native/module.c` has the same number.
-INTERFACE = 3
+INTERFACE = 4
 
 try:
     import transports.shared_memory._native as _native

@@ -31,7 +31,6 @@ from transports.shared_memory.board import Board
 from ...collectives.call import Call
 from ...collectives.kinds import Collective
 from ...collectives.reduce import Reducer
-from ...defaults import SLICED_BYTES
 from ..communicator import Communicator
 from ..handover import Handover, OperationRun
 from ..match import CHANNEL_BITS, Match
@@ -56,7 +55,10 @@ if TYPE_CHECKING:  # not there without a compiler
     from transports.shared_memory.engine import Run, Table
 
 # Flags of a table, see native/collectives.c.
-_GIVES, _RINGS, _SLICES, _SHARED, _FROM_ONE, _NEEDS_ALL, _LOOKS = 1, 2, 4, 8, 16, 32, 64
+_GIVES, _RINGS, _SLICES, _SHARED, _FROM_ONE, _NEEDS_ALL, _LOOKS, _ALWAYS_SLICES = 1, 2, 4, 8, 16, 32, 64, 128
+# Slices cost a second meeting of all ranks. So inputs that are copied are only sliced from the first length on, if all
+# ranks together then read at least so many bytes fewer as the second says.
+_LEAST_SLICED_BYTES, _LEAST_SAVED_BYTES = 64 << 10, 8 << 20
 # Reductions whose partial results have another dtype than the result: their numbers in native/arithmetic.c.
 _NARROW = {"float16": 1, "bfloat16": 2}
 _MEANS = {"i": 3, "u": 4}
@@ -605,8 +607,9 @@ def _table_without_data(
 def _make_table(call: Call, position: int) -> Table:
     """Return the ranges of bytes that the engine reads from each rank to make this rank's result.
 
-    The table of an all-reduce also has slices, unless the ranks share one result. The engine uses them for long arrays:
-    each rank reduces its own slice, and then collects the slices of the other ranks.
+    The table of an all-reduce also has slices, unless the ranks share one result. The engine uses them for long arrays
+    of many ranks, and for those that it reads in place: each rank reduces its own slice, and then collects those of the
+    other ranks.
     """
     kind, itemsize = call.kind, 1 if call.dtype is None else call.dtype.itemsize
     nbytes = 0 if call.dtype is None else prod(call.shape or ()) * itemsize
@@ -615,8 +618,11 @@ def _make_table(call: Call, position: int) -> Table:
     ranges = shared_result_pulls(call, position) if call.shared else pulls(call, position)
     has_result = call.shared or any(pull.size for pull in ranges)
     unread_start, unread_stop = unread_input_range(call, position)
+    # without slices each rank reads all inputs; with slices, parts that are as long as two inputs together
+    saved = call.size * (call.size - 2) * nbytes
+    always_slices = has_slices and nbytes >= _LEAST_SLICED_BYTES and saved > _LEAST_SAVED_BYTES
     # With slices, other ranks read the whole input except the slice that this rank reduces.
-    if has_slices and call.size > 2 and nbytes >= SLICED_BYTES:
+    if always_slices:
         unread_start, unread_stop = own_slice.start, own_slice.start + own_slice.size
     needed = needed_positions(call, position)  # None: all
     gives, from_root = is_input_read(call, position), kind in (Collective.BROADCAST, Collective.SCATTER)
@@ -627,6 +633,7 @@ def _make_table(call: Call, position: int) -> Table:
         # A rank may wait for this rank alone, so that this rank has to wake it.
         _RINGS: gives and (from_root or kind is Collective.PERMUTE),
         _SLICES: has_slices,
+        _ALWAYS_SLICES: always_slices,
         _SHARED: call.shared,
         _FROM_ONE: from_root,
     }

@@ -25,7 +25,6 @@
 #define NEAR_BYTES 32        /* payload that fits into a row */
 #define BOARD_BYTES (ROWS * (LINE + PAYLOAD_BYTES + sizeof(Label)))
 #define COPIED_BYTES (1 << 20) /* inputs up to here are copied into mapped memory rather than read where they are */
-#define SLICED_BYTES (64 << 10) /* from here each of three or more ranks reduces a slice only */
 #define TAKEN_BYTES (512 << 10) /* what a thread does at once: two pieces and what is read stay in a cache of 2 MiB */
 #define INLINE_BYTES (48 << 10) /* longest work that the finding thread does itself: to wake a thread takes longer */
 #define LONG_BYTES (2 << 20) /* left of work for which a thread that works wakes another */
@@ -38,9 +37,10 @@ enum { ARRIVED = 1, SLICED = 2, TAKEN = 3, LAST = 255 };
 /* Where an input lies: nowhere, on the board, in mapped memory, in private memory, in mapped memory of its owner's. */
 enum { NOWHERE, ON_BOARD, MAPPED, PRIVATE, NO_HOME, COMMON };
 
-/* Flags of a table. FROM_ONE: only one rank gives an input, and a receiving rank needs no other. LOOKS: its run posts
-   nothing; with a tag of no call it ends in a mismatch once the rank that it needs has posted. */
-enum { GIVES = 1, RINGS = 2, SLICES = 4, SHARED = 8, FROM_ONE = 16, NEEDS_ALL = 32, LOOKS = 64 };
+/* Flags of a table. SLICES: inputs that are read in place are reduced in slices; ALWAYS_SLICES: copied ones, too.
+   FROM_ONE: only one rank gives an input, and a receiving rank needs no other. LOOKS: its run posts nothing; with a tag
+   of no call it ends in a mismatch once the rank that it needs has posted. */
+enum { GIVES = 1, RINGS = 2, SLICES = 4, SHARED = 8, FROM_ONE = 16, NEEDS_ALL = 32, LOOKS = 64, ALWAYS_SLICES = 128 };
 
 typedef struct {
     _Atomic uint64_t word;        /* tag and phase */
@@ -560,7 +560,7 @@ static void begin_taking(Engine *engine, Run *run)
     run->private = (modes & (1 << PRIVATE | 1 << COMMON)) != 0, run->loaned = (modes & 1 << MAPPED) != 0;
     if (table->flags & SHARED && table->result_bytes && !find_shared(run))
         run->error = EPROTO;
-    else if (table->flags & SLICES && (run->private || (table->size > 2 && table->nbytes >= SLICED_BYTES)))
+    else if (table->flags & SLICES && (run->private || table->flags & ALWAYS_SLICES))
         begin_work(engine, run, REDUCING, table->reduce.pulls, table->reduce.count);
     else
         begin_work(engine, run, TAKING, table->take.pulls, table->take.count);

@@ -201,7 +201,7 @@ static int execute(PyObject *module)
                    add(module, &Board_spec, "Board", &Board_type) < 0 ||
                    add(module, &Table_spec, "Table", &Table_type) < 0 ||
                    add(module, &Engine_spec, "Engine", &Engine_type) < 0 ||
-                   PyModule_AddIntConstant(module, "INTERFACE", 3) < 0 // as engine.py: changed with what Python uses
+                   PyModule_AddIntConstant(module, "INTERFACE", 4) < 0 // as engine.py: changed with what Python uses
                ? -1
                : 0;
 }
