@@ -42,7 +42,7 @@
 #define LOOK_AGAIN_NS 100000000 /* longest sleep without a look: a peer may have written over the words that wake */
 #define ROW_LOOK_NS 1000000     /* between looks at a row of a board that is not free: nobody rings for that */
 #define LONG_TURN_NS 1000000    /* a look that takes longer shows that others need the core */
-#define SPIN_SLACK_NS 50000     /* what waking a thread takes: a spin may last so much longer than twice the last useful ones */
+#define SPIN_SLACK_NS 20000     /* by which a spin may last longer than twice the last useful ones: peers are often late by that */
 #define REST_TIMES 20           /* after a spin in vain none begins for so many times as long: 5 % of the core at most */
 #define MOST_REST_NS 20000000
 #define NONSENSE UINT64_MAX
