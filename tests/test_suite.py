@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from .interpreters import Python
+
 ROOT = Path(__file__).parents[1]
 CASES = """
 import pytest
@@ -139,3 +141,11 @@ def test_what_takes_minutes_by_nature_is_not_ended(tmp_path: Path, mark: str) ->
     program = f"import time, pytest\n\n@pytest.mark.{mark}\ndef test_it():\n    time.sleep(1)\n"
     code, output = run(tmp_path, program, "-m", mark, "-o", "faulthandler_timeout=0.5")
     assert code == 0, output
+
+
+def test_a_process_whose_end_is_not_yet_told_may_be_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parent has waited for it, so its pid names nothing any more."""
+    with Python("-m", "this", cwd=tmp_path) as python:
+        assert python.communicate(timeout=60)[0].startswith("The Zen of Python")
+        monkeypatch.setattr(python, "poll", lambda: None)
+        python.kill()

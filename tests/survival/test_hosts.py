@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import socket
+from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -51,7 +52,8 @@ def pid_of(job, member):
 def kill_host(job):
     """Kill a launcher and all that it has started, at once."""
     for pid in [job.process.pid, *children(job.process.pid)]:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # the kernel ends the processes of a launcher that has ended
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.everyday(1)
