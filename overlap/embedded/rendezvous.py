@@ -126,7 +126,7 @@ def rendezvous_through_store(
         return
     # a request is "NUMBER NAMESPACE"; processes of one machine have one network namespace
     machines = [network_namespace(), *(ask.partition(" ")[2] for ask in asks.values())]
-    address = host or ("127.0.0.1" if len(set(machines)) == 1 else _find_outward_address())
+    address = host or ("127.0.0.1" if len(set(machines)) == 1 else _find_outward_address(store))
     try:
         listener = listen((address, 0))
     except ListenError as error:
@@ -253,10 +253,17 @@ def _check_nodes(nodes: int, size: int) -> int:
     return nodes
 
 
-def _find_outward_address() -> str:
-    """Return the address of this machine that other machines probably reach."""
-    with suppress(OSError):
-        return local_address(("192.0.2.1", 9))  # an address that no host has (RFC 5737): by the default route
+def _find_outward_address(store: RendezvousStore) -> str:
+    """Return the address of this machine that others probably reach: that from which it reaches the store's host.
+
+    If a store tells none, as `dist.TCPStore` does, or one on the loopback interface, it is that of the default route.
+    """
+    while hasattr(store, "underlying_store"):  # a `dist.PrefixStore`
+        store = store.underlying_store
+    for host in (getattr(store, "host", None), "192.0.2.1"):  # an address that no host has (RFC 5737)
+        with suppress(OSError):
+            if host and not is_loopback(address := local_address((host, 9))):
+                return address
     with suppress(OSError):
         return socket.gethostbyname(socket.gethostname())
     return "127.0.0.1"

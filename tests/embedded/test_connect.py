@@ -102,6 +102,43 @@ def test_one_rank_is_a_world() -> None:
     assert repr(world) == "<Connection of rank 0 of 1: closed>"
 
 
+@pytest.mark.parametrize(
+    ("host", "found"),
+    [("10.1.0.7", "10.1.0.9"), ("localhost", "10.2.0.9"), ("unknown", "10.2.0.9"), (None, "10.2.0.9")],
+    ids=["in the network of the store", "the store's host is local", "its name is unknown", "it tells none"],
+)
+def test_rank_0_of_several_machines_offers_an_address(
+    host: str | None, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no default route, only the store tells in which network the machines are."""
+    ours = {"10.1.0.7": "10.1.0.9", "localhost": "127.0.0.1", "192.0.2.1": "10.2.0.9"}
+
+    def local_address(endpoint: tuple[str, int]) -> str:
+        if endpoint[0] not in ours:
+            raise OSError("Name or service not known")
+        return ours[endpoint[0]]
+
+    class Prefix(MemoryStore):
+        underlying_store = MemoryStore()
+
+    asked: list[str] = []
+
+    def listen(endpoint: tuple[str, int]) -> None:
+        asked.append(endpoint[0])
+        raise rendezvous.ListenError("cannot listen there")
+
+    if host is not None:
+        monkeypatch.setattr(Prefix.underlying_store, "host", host, raising=False)
+    monkeypatch.setattr(rendezvous, "_turns", Counter())
+    monkeypatch.setattr(rendezvous, "local_address", local_address)
+    monkeypatch.setattr(rendezvous, "listen", listen)
+    store = Prefix()
+    store.set(rendezvous._ask_key("overlap", 1), b"1 of another machine")
+    with pytest.raises(overlap.UsageError, match="cannot listen there; pass host="):
+        overlap.connect(0, 2, store=store)
+    assert asked == [found]
+
+
 def test_any_thread_issues() -> None:
     def program(world: W) -> list[float]:
         with ThreadPoolExecutor(1) as pool:
