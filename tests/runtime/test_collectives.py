@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 import overlap
-from overlap.runtime.engine.workers import Workers
+from overlap.runtime.engine import in_process
+from overlap.runtime.engine.workers import PIECE_BYTES, Workers
+from transports.shared_memory import engine
 
 from .cases import KINDS, SCATTERING, Case, cases, differs
 from .reference import Array, Results
@@ -172,6 +174,40 @@ def test_in_place(size: int, path: str) -> None:
         return results
 
     check_world(todo, run(main, size, path=path))
+
+
+@pytest.fixture
+def uncached(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Lengths of what is written past the caches, in bytes; results of every size are, as are those that fill them."""
+    written: list[int] = []
+    copied = engine.copy_uncached
+
+    def copy(target: Array, source: Array) -> None:
+        copied(target, source)
+        written.append(target.nbytes)
+
+    monkeypatch.setattr(in_process, "_UNCACHED_BYTES", 0)
+    monkeypatch.setattr(engine, "copy_uncached", copy)
+    return written
+
+
+@pytest.mark.skipif(not engine.BUILT, reason="it was not compiled")
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_that_fill_the_caches_are_written_past_them(kind: str, uncached: list[int]) -> None:
+    todo = [*cases(kind, 3), *(case for case in large_cases(3) if case.kind == kind)]
+    check_world(todo, run(issue_all, 3, todo))
+    assert max(uncached) == PIECE_BYTES
+
+
+@pytest.mark.skipif(not engine.BUILT, reason="it was not compiled")
+def test_what_was_read_is_in_the_caches_when_it_is_overwritten(uncached: list[int]) -> None:
+    todo = [case for case in large_cases(3) if case.kind in ("all_reduce", "all_gather")]
+
+    async def main(rank: overlap.Rank) -> Results:
+        return [await case.issue(rank.world, x, out=out) for case in todo for x, out in [in_place(case, rank.rank, 3)]]
+
+    check_world(todo, run(main, 3))
+    assert not uncached
 
 
 @pytest.mark.parametrize("size", [1, 3])

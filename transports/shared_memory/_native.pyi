@@ -1,4 +1,7 @@
 from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import NDArray
 
 INTERFACE: int
 
@@ -115,3 +118,5 @@ class Engine:
     def withdraw(self, op: Op, /) -> bool: ...
     def lose(self, peer: int, /) -> None: ...
     def close(self) -> None: ...
+
+def copy_uncached(target: NDArray[Any], source: NDArray[Any], /) -> None: ...

@@ -28,7 +28,7 @@ from typing import NamedTuple, Protocol, cast
 import trio
 
 #: Version of the interface between this package and the compiled code; `native/module.c` has the same number.
-INTERFACE = 4
+INTERFACE = 5
 
 try:
     import transports.shared_memory._native as _native
@@ -42,6 +42,8 @@ except ImportError:  # not compiled
 else:
     STALE = getattr(_native, "INTERFACE", 1) != INTERFACE  # a checkout that is newer than its compiled code
     BUILT = not STALE
+    if BUILT:
+        from transports.shared_memory._native import copy_uncached as copy_uncached
 
 #: Length of the ring buffer for messages from one process to another: of 1 MiB, with a page for its counts and a head.
 RING_BYTES = (1 << 20) + 4096

@@ -19,6 +19,8 @@ import numpy as np
 import trio
 from trio.lowlevel import TrioToken
 
+from transports.shared_memory import engine
+
 from ...collectives.call import Call
 from ...collectives.kinds import ALL_REDUCE
 from ...collectives.reduce import Array, Reducer
@@ -130,25 +132,27 @@ class MemoryTransfer:
 
     A target may share memory with a source of the same rank. So the sum is formed first, in `targets[0]` if that is
     `exclusive`, else in new memory; then it is copied to the other targets.
+
+    A processor reads a line of memory before it writes to it, unless the write bypasses the caches. Of arrays that fill
+    the caches, writing so takes a third less time.
     """
 
     sources: Sequence[Array]  # Flat arrays of one size, in rank order; a single one if `reducer` is None
     targets: Sequence[Array]  # Flat arrays of the same size
     reducer: Reducer | None = None  # None: copy
-    exclusive: bool = True  # Whether `targets[0]` shares no memory with a source, except with `sources[0]`
+    exclusive: bool = True  # Whether the sum is formed in `targets[0]`, which no source shares except `sources[0]`
+    uncached: bool = False  # Whether to write past the caches
 
     def run(self) -> None:
         """Reduce or copy, in the calling thread."""
-        targets = self.targets
-        if self.reducer is None:
-            value = self.sources[0]
-            for target in targets:
-                target[...] = value
-            return
-        total = targets[0] if self.exclusive else np.empty_like(targets[0])
-        self.reducer.reduce_into(self.sources, total)
-        for target in targets[1:] if self.exclusive else targets:
-            target[...] = total
+        value, targets = self.sources[0], self.targets
+        if self.reducer is not None:
+            value = targets[0] if self.exclusive else np.empty_like(targets[0])
+            self.reducer.reduce_into(self.sources, value)
+            targets = targets[1:] if self.exclusive else targets
+        copy = engine.copy_uncached if self.uncached else np.copyto
+        for target in targets:
+            copy(target, value)
 
     def cut_in_pieces(self) -> Iterator[Callable[[], None]]:
         """Yield functions that each carry out a piece of about `PIECE_BYTES`, in any thread and any order."""
@@ -156,11 +160,13 @@ class MemoryTransfer:
         for start in range(0, self.sources[0].size, length):
             part = slice(start, start + length)
             sources, targets = [source[part] for source in self.sources], [target[part] for target in self.targets]
-            yield MemoryTransfer(sources, targets, self.reducer, self.exclusive).run
+            yield MemoryTransfer(sources, targets, self.reducer, self.exclusive, self.uncached).run
 
 
 # Up to this size a new array for the sum costs less time than to find a target for it; beyond, its pages cost more.
 _TINY_BYTES = 16 << 10
+# From this size of all results on, writing past the caches is faster than having the results in them.
+_UNCACHED_BYTES = 64 << 20
 _SOURCE = attrgetter("source")
 
 
@@ -221,11 +227,20 @@ def make_result_arrays(operations: Sequence[Operation], pattern: Call) -> None:
 def _make_transfers(operations: Sequence[Operation], pattern: Call) -> list[MemoryTransfer]:
     inputs = [None if operation.source is None else operation.source.reshape(-1) for operation in operations]
     results = [None if operation.target is None else operation.target.reshape(-1) for operation in operations]
+    uncached = _should_bypass_caches(inputs, results[:1] if pattern.shared else results)
     transfers = []
     for size, from_ranks, to_ranks in moves(pattern):
         sources = [inputs[rank][start : start + size] for rank, start in from_ranks]  # type: ignore[index]  # all these
         targets = [results[rank][start : start + size] for rank, start in to_ranks]  # type: ignore[index]  # have arrays
         first, _ = to_ranks[0]
-        exclusive = pattern.reducer is None or not first or not np.may_share_memory(targets[0], sources[first])
-        transfers.append(MemoryTransfer(sources, targets, pattern.reducer, exclusive))
+        first_in_place = pattern.reducer is not None and first and np.may_share_memory(targets[0], sources[first])
+        transfers.append(MemoryTransfer(sources, targets, pattern.reducer, not (uncached or first_in_place), uncached))
     return transfers
+
+
+def _should_bypass_caches(inputs: Sequence[Array | None], results: Sequence[Array | None]) -> bool:
+    """Whether to write results past the caches: they fill them, and no input, which was just read, is overwritten."""
+    if not engine.BUILT or sum(result.nbytes for result in results if result is not None) < _UNCACHED_BYTES:
+        return False
+    pairs = zip(inputs, results, strict=False)
+    return not any(x is not None and out is not None and np.may_share_memory(x, out) for x, out in pairs)

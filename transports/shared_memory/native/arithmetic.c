@@ -1,10 +1,14 @@
 /* Reductions with the bits of numpy: its own inner loops, called by pointer, and for types of 16 bits sums in float32.
+   And a copy that bypasses the caches.
 
    Everything here works on bytes that lie one behind the other, and touches nothing of Python's. Contraction of a
    product and a sum to one operation is switched off by the build, for it has other bits. */
 
 #include "engine.h"
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #define BLOCK 2048 /* elements that are widened at once, on the stack */
 
@@ -176,4 +180,20 @@ void fold_narrow(const Reducer *reducer, const char *const *sources, int count, 
         for (size_t i = 0; i < n; i++)
             out[i] = reducer->narrow == FLOAT16 ? float_to_half(total[i]) : float_to_bfloat(total[i]);
     }
+}
+
+/* Copy by stores that bypass the caches: a plain store reads the line first that it then replaces. */
+void copy_uncached(char *target, const char *source, size_t nbytes)
+{
+#ifdef __SSE2__
+    size_t head = -(uintptr_t)target % 16;
+    if (head < nbytes) {
+        memcpy(target, source, head);
+        target += head, source += head, nbytes -= head;
+        for (; nbytes >= 16; target += 16, source += 16, nbytes -= 16)
+            _mm_stream_si128((__m128i *)target, _mm_loadu_si128((const __m128i *)source));
+        _mm_sfence(); /* these stores are in no order with others */
+    }
+#endif
+    memcpy(target, source, nbytes);
 }

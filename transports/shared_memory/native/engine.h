@@ -299,6 +299,7 @@ void combine(const Reducer *reducer, const char *a, const char *b, char *target,
 void divide(const Reducer *reducer, char *target, size_t nbytes);
 void fold_narrow(const Reducer *reducer, const char *const *sources, int count, char *target, size_t nbytes);
 int reducer_from(PyObject *given, Reducer *reducer);
+void copy_uncached(char *target, const char *source, size_t nbytes);
 
 /* module.c */
 extern PyTypeObject *Engine_type;

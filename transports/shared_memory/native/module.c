@@ -201,13 +201,32 @@ static int execute(PyObject *module)
                    add(module, &Board_spec, "Board", &Board_type) < 0 ||
                    add(module, &Table_spec, "Table", &Table_type) < 0 ||
                    add(module, &Engine_spec, "Engine", &Engine_type) < 0 ||
-                   PyModule_AddIntConstant(module, "INTERFACE", 4) < 0 // as engine.py: changed with what Python uses
+                   PyModule_AddIntConstant(module, "INTERFACE", 5) < 0 // as engine.py: changed with what Python uses
                ? -1
                : 0;
 }
 
+static PyObject *copy(PyObject *module, PyObject *args)
+{
+    Py_buffer target, source;
+    if (!PyArg_ParseTuple(args, "w*y*", &target, &source))
+        return NULL;
+    int fits = target.len == source.len;
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS
+        copy_uncached(target.buf, source.buf, source.len);
+        Py_END_ALLOW_THREADS
+    } else
+        PyErr_Format(PyExc_ValueError, "%zd bytes do not fill %zd", source.len, target.len);
+    PyBuffer_Release(&target);
+    PyBuffer_Release(&source);
+    return fits ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyMethodDef functions[] = {{"copy_uncached", copy, METH_VARARGS, "copy_uncached(target, source)"}, {NULL}};
+
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0}};
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, 0, NULL, slots};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, 0, functions, slots};
 
 PyMODINIT_FUNC PyInit__native(void)
 {
