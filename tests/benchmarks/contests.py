@@ -1,13 +1,15 @@
-"""All-reduces in place on our ranks, and right after them on those of other libraries."""
+"""All-reduces on our ranks, and right after them on those of other libraries, or copies of as many bytes."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from time import perf_counter_ns
 
 import numpy as np
 
 from overlap.cli.bench.cases import NAMES, Case
 from overlap.cli.bench.measuring import Result
-from overlap.cli.bench.sampling import Sampling
+from overlap.cli.bench.sampling import Sampling, Times
 from overlap.units import format_bytes, format_ns
 from tests.benchmarks.versus.assignment import AssignmentInTurn
 from tests.benchmarks.versus.contenders import Contender, ContenderResult, ContenderUnavailableError, measure_contender
@@ -69,6 +71,8 @@ CONTESTS = (
 )
 
 LATENCY_AIMS_NS = {2: 30e3, 8: 60e3}  # ranks: 8 bytes, at most
+COPIES_AIM = 0.85  # of the memory bandwidth that copies of two threads reach
+COPYING_THREADS = 2
 
 
 def figures(sampling: Sampling, contenders: Sequence[Contender]) -> Iterator[Figure | str]:
@@ -76,8 +80,37 @@ def figures(sampling: Sampling, contenders: Sequence[Contender]) -> Iterator[Fig
     for ranks, aim_ns in LATENCY_AIMS_NS.items():
         [row] = measure_cases([_case(ranks, 8)], sampling, _ONE)
         yield _ours(f"all_reduce/8/{ranks}", f"8 B, {ranks} ranks", row, aim_ns)
+    for ranks in (2, 4):
+        yield from _beside_copies(ranks, 64 * MIB, sampling)
     for contest in CONTESTS:
         yield from _held(contest, sampling, contenders)
+
+
+def _beside_copies(ranks: int, nbytes: int, sampling: Sampling) -> Iterator[Figure]:
+    """Measure all-reduces, and after each as many bytes read and written by copies: the input of every rank."""
+    for place, in_place in (("into other arrays", False), ("in place", True)):
+        name, text = (
+            f"all_reduce/{nbytes}/{ranks}/{'in' if in_place else 'out'}",
+            f"{format_bytes(nbytes)}, {ranks} ranks",
+        )
+        [row] = measure_cases([_case(ranks, nbytes, in_place=in_place)], sampling, _ONE)
+        ours = _ours(name, f"{text}, {place}", row)
+        copies = copy_times(ranks * nbytes, sampling)
+        yield ours
+        text = f"  as fast as {COPYING_THREADS} threads copy as much ({format_ns(copies.median_ns)})"
+        yield as_fast_as(f"{name}/copies", text, copies, ours.times, COPIES_AIM)
+
+
+def copy_times(nbytes: int, sampling: Sampling) -> Times:
+    """Measure copies of `nbytes` from one place to another, each thread its share."""
+    pairs = [np.ones((2, nbytes // COPYING_THREADS), np.uint8) for _ in range(COPYING_THREADS)]
+    samples = []
+    with ThreadPoolExecutor(COPYING_THREADS) as pool:
+        for _ in range(sampling.warmup + sampling.iters):
+            begun_ns = perf_counter_ns()
+            list(pool.map(lambda pair: np.copyto(pair[1], pair[0]), pairs))
+            samples.append(perf_counter_ns() - begun_ns)
+    return Times.of_samples(samples[sampling.warmup :])
 
 
 def _held(contest: Contest, sampling: Sampling, contenders: Sequence[Contender]) -> Iterator[Figure | str]:
@@ -99,9 +132,9 @@ def _held(contest: Contest, sampling: Sampling, contenders: Sequence[Contender])
             yield _theirs(contest, size, result, index, ours[index])
 
 
-def _case(ranks: int, nbytes: int) -> Case:
+def _case(ranks: int, nbytes: int, *, in_place: bool = True) -> Case:
     return Case(
-        operation=NAMES["all_reduce"], ranks=ranks, count=nbytes // 4, dtype=np.dtype(np.float32), in_place=True
+        operation=NAMES["all_reduce"], ranks=ranks, count=nbytes // 4, dtype=np.dtype(np.float32), in_place=in_place
     )
 
 

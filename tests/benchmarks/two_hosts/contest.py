@@ -13,7 +13,7 @@ from overlap.units import format_bytes, format_ns
 from ..figures import Figure, time_of
 from .network import Host, HostsUnavailableError, two_hosts
 from .perceptron import BATCH, LAYERS, WIDTH
-from .programs import all_reduces, ddp_steps, our_steps, raw_exchanges
+from .programs import all_reduces, ddp_steps, our_steps, raw_exchanges, torch_all_reduces
 from .simulated import real_and_virtual_ns
 
 BITS_PER_S = 10**9
@@ -28,9 +28,11 @@ BEST_AIM = 1.2
 LAYER_AIM = 1 / 1.03
 RAW_AIM = 1 / 1.05
 TRUTH_AIM = 0.97
+GLOO_AIM = 1
 RAILS_AIM = 1.9
 
 ALONE_BYTES = (1 << 20, 4 << 20, 16 << 20)
+TORCH_BYTES = (64 << 10, *ALONE_BYTES)
 RAILS_BYTES = (4 << 20, 64 << 20)
 
 _TEXTS = {
@@ -72,11 +74,23 @@ def _steps(hosts: Sequence[Host], sampling: Sampling) -> Iterator[Figure | str]:
     if find_spec("torch") is None:
         yield "torch is not installed: pip install torch"
         return
+    yield from _beside_gloo(hosts, sampling)
     ddp = ddp_steps(hosts, sampling, BUCKETS_MIB)
     yield f"DDP is DistributedDataParallel of {ddp['version']} on gloo"
     yield from _against(
         times["without_barrier"], {float(size): slowest_times(s, batch=1) for size, s in ddp["samples_ns"].items()}
     )
+
+
+def _beside_gloo(hosts: Sequence[Host], sampling: Sampling) -> Iterator[Figure]:
+    """Compare single all-reduces of PyTorch, in turn on both backends."""
+    for nbytes, samples in zip(TORCH_BYTES, torch_all_reduces(hosts, sampling, TORCH_BYTES), strict=True):
+        gloo, ours = (Times.of_samples(samples[name]) for name in ("gloo", "overlap"))
+        name = f"torch/{nbytes >> 10}"
+        yield _time(name, f"all_reduce of PyTorch, {format_bytes(nbytes)}", ours)
+        yield _ratio(
+            f"{name}/gloo", f"as fast as on gloo ({format_ns(gloo.median_ns)})", gloo.median_ns, ours, GLOO_AIM
+        )
 
 
 def _compared(times: Mapping[str, Times]) -> Iterator[Figure]:
@@ -129,7 +143,7 @@ def _all_reduce(hosts: Sequence[Host], nbytes: int, sampling: Sampling, rails: i
     return row
 
 
-def _time(name: str, text: str, times: Times, aim_ns: float | None = None, *, wrong: int) -> Figure:
+def _time(name: str, text: str, times: Times, aim_ns: float | None = None, *, wrong: int = 0) -> Figure:
     return time_of(f"two_hosts/{name}", text, times, aim_ns, wrong=wrong)
 
 

@@ -27,6 +27,7 @@ _TRAINING = "tests.benchmarks.two_hosts.training"
 _DDP = "tests.benchmarks.two_hosts.ddp"
 _STANDING_STILL = "tests.benchmarks.two_hosts.standing_still"
 _RAW = "tests.benchmarks.two_hosts.raw"
+_OPERATIONS = "tests.benchmarks.pytorch.ranks"
 
 
 def our_steps(hosts: Sequence[Host], sampling: Sampling) -> dict[str, Any]:
@@ -91,7 +92,25 @@ def begun(hosts: Sequence[Host], options: Sequence[str], program: Sequence[str])
 
 def ddp_steps(hosts: Sequence[Host], sampling: Sampling, buckets_mib: Sequence[float]) -> dict[str, Any]:
     """Train with one rank of PyTorch on each host, with every bucket size."""
-    program = [sys.executable, "-m", _DDP, json.dumps(asdict(sampling)), json.dumps([str(b) for b in buckets_mib])]
+    return _run_torch(hosts, [_DDP, json.dumps(asdict(sampling)), json.dumps([str(b) for b in buckets_mib])])
+
+
+def torch_all_reduces(hosts: Sequence[Host], sampling: Sampling, sizes: Sequence[int]) -> list[dict[str, list[int]]]:
+    """All-reduce with one rank of PyTorch on each host; return for each size the samples of both backends, in ns."""
+    asked = {
+        "warmup": sampling.warmup,
+        "samples": sampling.iters,
+        "buckets": [],
+        "names": ["all_reduce"],
+        "sizes": sizes,
+    }
+    told: list[dict[str, list[int]]] = _run_torch(hosts, [_OPERATIONS, json.dumps(asked)])["operations"]["all_reduce"]
+    return told
+
+
+def _run_torch(hosts: Sequence[Host], module: Sequence[str]) -> dict[str, Any]:
+    """Run a module of PyTorch on both hosts; return what rank 0 says."""
+    program = [sys.executable, "-m", *module]
     world = {"MASTER_ADDR": hosts[0].address(), "MASTER_PORT": str(_PORT), "WORLD_SIZE": str(len(hosts))}
     shared = without_launcher_variables(environment()) | world | _QUIET | {"GLOO_SOCKET_IFNAME": "rail0"}
     [told] = read_json_lines(
