@@ -105,9 +105,9 @@ def read_json_lines(processes: Sequence[Child]) -> Iterator[dict[str, Any]]:
         assert processes[0].stdout is not None
         for line in processes[0].stdout:
             yield json.loads(line)
-        codes = [process.wait() for process in processes]
-        if any(codes):
-            raise OverlapError(f"a process that was to be measured ended with exit code {max(codes)}; see above")
+        for code in [process.wait() for process in processes]:
+            if code:
+                raise OverlapError(f"a process that was to be measured ended with exit code {code}; see above")
     finally:
         for process in processes:
             process.end()
