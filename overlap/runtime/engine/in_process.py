@@ -19,8 +19,6 @@ import numpy as np
 import trio
 from trio.lowlevel import TrioToken
 
-from transports.shared_memory import engine
-
 from ...collectives.call import Call
 from ...collectives.kinds import ALL_REDUCE
 from ...collectives.reduce import Array, Reducer
@@ -126,6 +124,11 @@ class InProcessPlan(CallPlan):
             end.finish(end_ns, meeting)
 
 
+def copy_array(target: Array, source: Array) -> None:
+    """Copy by plain stores, after which the caches have the target."""
+    target[...] = source
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryTransfer:
     """Reduction of several arrays, or copy of one array, into one or more targets.
@@ -141,7 +144,7 @@ class MemoryTransfer:
     targets: Sequence[Array]  # Flat arrays of the same size
     reducer: Reducer | None = None  # None: copy
     exclusive: bool = True  # Whether the sum is formed in `targets[0]`, which no source shares except `sources[0]`
-    uncached: bool = False  # Whether to write past the caches
+    copy: Callable[[Array, Array], None] = copy_array  # Writes the second array into the first
 
     def run(self) -> None:
         """Reduce or copy, in the calling thread."""
@@ -150,9 +153,8 @@ class MemoryTransfer:
             value = targets[0] if self.exclusive else np.empty_like(targets[0])
             self.reducer.reduce_into(self.sources, value)
             targets = targets[1:] if self.exclusive else targets
-        copy = engine.copy_uncached if self.uncached else np.copyto
         for target in targets:
-            copy(target, value)
+            self.copy(target, value)
 
     def cut_in_pieces(self) -> Iterator[Callable[[], None]]:
         """Yield functions that each carry out a piece of about `PIECE_BYTES`, in any thread and any order."""
@@ -160,7 +162,7 @@ class MemoryTransfer:
         for start in range(0, self.sources[0].size, length):
             part = slice(start, start + length)
             sources, targets = [source[part] for source in self.sources], [target[part] for target in self.targets]
-            yield MemoryTransfer(sources, targets, self.reducer, self.exclusive, self.uncached).run
+            yield MemoryTransfer(sources, targets, self.reducer, self.exclusive, self.copy).run
 
 
 # Up to this size a new array for the sum costs less time than to find a target for it; beyond, its pages cost more.
@@ -227,20 +229,25 @@ def make_result_arrays(operations: Sequence[Operation], pattern: Call) -> None:
 def _make_transfers(operations: Sequence[Operation], pattern: Call) -> list[MemoryTransfer]:
     inputs = [None if operation.source is None else operation.source.reshape(-1) for operation in operations]
     results = [None if operation.target is None else operation.target.reshape(-1) for operation in operations]
-    uncached = _should_bypass_caches(inputs, results[:1] if pattern.shared else results)
+    copy = _choose_copy(inputs, results[:1] if pattern.shared else results)
     transfers = []
     for size, from_ranks, to_ranks in moves(pattern):
         sources = [inputs[rank][start : start + size] for rank, start in from_ranks]  # type: ignore[index]  # all these
         targets = [results[rank][start : start + size] for rank, start in to_ranks]  # type: ignore[index]  # have arrays
         first, _ = to_ranks[0]
         first_in_place = pattern.reducer is not None and first and np.may_share_memory(targets[0], sources[first])
-        transfers.append(MemoryTransfer(sources, targets, pattern.reducer, not (uncached or first_in_place), uncached))
+        exclusive = copy is copy_array and not first_in_place
+        transfers.append(MemoryTransfer(sources, targets, pattern.reducer, exclusive, copy))
     return transfers
 
 
-def _should_bypass_caches(inputs: Sequence[Array | None], results: Sequence[Array | None]) -> bool:
-    """Whether to write results past the caches: they fill them, and no input, which was just read, is overwritten."""
-    if not engine.BUILT or sum(result.nbytes for result in results if result is not None) < _UNCACHED_BYTES:
-        return False
+def _choose_copy(inputs: Sequence[Array | None], results: Sequence[Array | None]) -> Callable[[Array, Array], None]:
+    """Return a copy that bypasses the caches if the results fill them, and no input, just read, is overwritten."""
+    if sum(result.nbytes for result in results if result is not None) < _UNCACHED_BYTES:
+        return copy_array
     pairs = zip(inputs, results, strict=False)
-    return not any(x is not None and out is not None and np.may_share_memory(x, out) for x, out in pairs)
+    if any(x is not None and out is not None and np.may_share_memory(x, out) for x, out in pairs):
+        return copy_array
+    from transports.shared_memory import engine  # imported here, because its package imports much
+
+    return engine.copy_uncached if engine.BUILT else copy_array
