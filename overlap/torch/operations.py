@@ -230,9 +230,9 @@ class KnownCalls(Generic[W]):
                 return None
         # `users_frame`, inlined
         frame, is_library = sys._getframe(1), _IS_LIBRARY
-        while is_library.get(frame.f_code) and frame.f_back is not None:
+        while is_library.get(id(frame.f_code)) and frame.f_back is not None:
             frame = frame.f_back
-        if frame.f_code not in is_library:
+        if id(frame.f_code) not in is_library:
             frame = users_frame()
         timeout, waits = getattr(opts, "timeout", None), not getattr(opts, "asyncOp", True)
         if timeout is None or timeout <= _NO_TIME:
@@ -256,8 +256,10 @@ _LIBRARIES = (
     *(os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(__file__))),
     *(str(module.__file__) for module in (typing_extensions, warnings, contextlib)),
 )
-_IS_LIBRARY: dict[CodeType, bool] = {}
-"""By code object: whether it belongs to `_LIBRARIES`. It has one entry at most for each function of the program."""
+_IS_LIBRARY: dict[int, bool] = {}
+"""By id of a code object: whether it belongs to `_LIBRARIES`. Its hash would be made of all its constants each time."""
+_known_codes: list[CodeType] = []
+"""These code objects, one at most for each function of the program: they live on, so no other gets the id of one."""
 
 
 def users_frame() -> FrameType:
@@ -266,9 +268,10 @@ def users_frame() -> FrameType:
     is_library = _IS_LIBRARY
     while True:
         code = frame.f_code
-        is_inside = is_library.get(code)
+        is_inside = is_library.get(id(code))
         if is_inside is None:
-            is_inside = is_library[code] = code.co_filename.startswith(_LIBRARIES)
+            _known_codes.append(code)
+            is_inside = is_library[id(code)] = code.co_filename.startswith(_LIBRARIES)
         if not is_inside or frame.f_back is None:
             return frame
         frame = frame.f_back

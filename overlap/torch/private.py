@@ -67,8 +67,8 @@ finished_work: Any = _make_finished_work()
 """The Work that all calls return that have ended already, and whose Work only torch's own functions see."""
 
 
-WAITING_CALLS: frozenset[CodeType] = frozenset(unwrap(function).__code__ for function in (dist.send, dist.recv))
-"""Functions of torch that begin a message and wait for it at once."""
+WAITING_CALLS: tuple[CodeType, ...] = tuple(unwrap(function).__code__ for function in (dist.send, dist.recv))
+"""Functions of torch that begin a message and wait for it at once. No set: the hash of code is made of all its parts."""
 
 
 def skip_code(code: CodeType) -> bool:

@@ -54,7 +54,7 @@ class Reductions(Issuing):
         usual = type(opts) is dist.AllreduceOptions and op is timeout is None
         if usual and type(tensors) is list and len(tensors) == 1:
             x = tensors[0]
-            key = "all_reduce", x.dtype, x.numel(), opts.reduceOp.op
+            key = "all_reduce", x.dtype, x.numel(), opts.reduceOp.op.value
             if (work := self._reissue_call(key, x, x, opts, tensors)) is not None:
                 return work
         inputs = list_tensors(tensors, "tensors")
@@ -172,7 +172,7 @@ class Reductions(Issuing):
         """
         key: CallKey | None = None
         if type(opts) is dist.ReduceScatterOptions:
-            key = "reduce_scatter", input.dtype, input.numel(), opts.reduceOp.op, output.dtype, output.numel()
+            key = "reduce_scatter", input.dtype, input.numel(), opts.reduceOp.op.value, output.dtype, output.numel()
             if (work := self._reissue_call(key, input, output, opts, [output])) is not None:
                 return work
         (name, factor), limit = self._reduction_and_limit(input, opts, None)
