@@ -68,7 +68,7 @@ finished_work: Any = _make_finished_work()
 
 
 WAITING_CALLS: tuple[CodeType, ...] = tuple(unwrap(function).__code__ for function in (dist.send, dist.recv))
-"""Functions of torch that begin a message and wait for it at once. No set: the hash of code is made of all its parts."""
+"""Functions of torch that begin a message and wait for it at once. Not a set: to hash code takes all its constants."""
 
 
 def skip_code(code: CodeType) -> bool:

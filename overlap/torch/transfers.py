@@ -433,7 +433,7 @@ class Transfers(Issuing):
         if not 0 <= tag < _TAGS:
             raise CallError(f"tag: expected 0 to {_TAGS - 1}, got {tag}")
         frame, limit_s, receives = users_frame(), self._timeout.total_seconds(), name == "receive_flat"
-        # `f_lasti` tells apart several calls in one line; `users_frame` keeps the code alive, so that its id stays its own
+        # `f_lasti` tells apart several calls in one line; `users_frame` keeps the code alive, and so its id its own
         key = receives, peer, tag, tensor.dtype, tensor.numel(), id(frame.f_code), frame.f_lasti
         source: Callable[[], int] | None = partial(int, peer) if receives and peer is not None else None
         plain = is_plain(tensor)

@@ -43,6 +43,7 @@ else:
     STALE = getattr(_native, "INTERFACE", 1) != INTERFACE  # a checkout that is newer than its compiled code
     BUILT = not STALE
     if BUILT:
+        from transports.shared_memory._native import address_of as address_of
         from transports.shared_memory._native import copy_uncached as copy_uncached
 
 #: Length of the ring buffer for messages from one process to another: of 1 MiB, with a page for its counts and a head.

@@ -16,12 +16,6 @@ def bytes_of(array: Array) -> memoryview:
     return memoryview(array.view(np.uint8))  # type: ignore[arg-type]
 
 
-def address_of(array: Array) -> int:
-    """Return the address of an array in this process."""
-    address: int = array.__array_interface__["data"][0]
-    return address
-
-
 def array_at(address: int, shape: Sequence[int], dtype: np.dtype[np.generic] | None) -> Array:
     """Return an array in the memory at an address of this process. The caller keeps the memory alive.
 

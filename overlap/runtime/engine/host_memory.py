@@ -38,7 +38,7 @@ from ..memory.arrays import array_in_loan
 from ..operation import Operation
 from ..plan import CallPlan
 from ..state import MATCHING
-from .host_bytes import address_of, array_at
+from .host_bytes import array_at
 from .pulls import (
     Pull,
     collecting_pulls,
@@ -366,8 +366,8 @@ class HostRun(OperationRun):
         else:
             operation.prepare_result(call)
         source, target = self.memory = operation.source, operation.target
-        start = 0 if source is None else address_of(source)
-        return start, 0 if target is None or call.shared else address_of(target), home
+        start = 0 if source is None else engine.address_of(source)
+        return start, 0 if target is None or call.shared else engine.address_of(target), home
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,10 @@
-"""The copy that bypasses the caches."""
+"""What the compiled code does with arrays: the copy that bypasses the caches, and their addresses."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from transports.shared_memory.engine import copy_uncached
+from transports.shared_memory.engine import address_of, copy_uncached
 
 
 @pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 4097])
@@ -24,3 +25,16 @@ def test_it_takes_what_it_can_fill_in_one_piece() -> None:
         copy_uncached(np.frombuffer(b"12345678", np.uint8), np.empty(8, np.uint8))
     with pytest.raises(TypeError, match="argument 1"):
         copy_uncached(np.empty(16, np.uint8)[::2], np.empty(8, np.uint8))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex128", "bool", ml_dtypes.bfloat16], ids=str)
+def test_an_array_has_its_address_wherever_it_begins(dtype: object) -> None:
+    array = np.zeros((3, 4), dtype)  # type: ignore[call-overload]
+    array.flags.writeable = False
+    for part in (array, array[1], array[1:, ::2], array[3:], array.reshape(-1)[5:6]):
+        assert address_of(part) == part.__array_interface__["data"][0]
+
+
+def test_what_is_no_array_has_no_address() -> None:
+    with pytest.raises(AttributeError, match="__array_struct__"):
+        address_of(bytearray(8))  # type: ignore[arg-type]
