@@ -19,6 +19,7 @@ from transports.base import Transport
 from transports.buffers import Buffer, Delivery, as_bytes
 from transports.failures import ArgumentError, LinkLostError, TransportClosedError, lane_fields
 from transports.request import Done, Request
+from transports.signature import PlainSignature
 from transports.wire import Envelope, Wire, check_tag, describe_ranks
 
 
@@ -168,14 +169,16 @@ class RelayedRequest(Request):
 
     def _on_end(self, inner: Request) -> None:
         """End this request like the inner one, which calls it; an error of `fail` takes precedence."""
-        self.nbytes, self.theirs, self._inner = inner.nbytes, inner.theirs, inner
+        self.nbytes: int = inner.nbytes
+        self.theirs: PlainSignature | None = inner.theirs
+        self._inner = inner
         self.end(self.error or inner.error, withdrawn=inner.withdrawn and self.error is None)
 
     def withdraw(self) -> None:
         """Withdraw the inner request; if the message has not begun, end this request, so that it never begins."""
         if self._inner is not None:
             self._inner.withdraw()
-            self.matched = self._inner.matched
+            self.matched: bool = self._inner.matched
         elif not self.ended:
             self._call_leave()
             self.end(self.error, withdrawn=self.error is None)

@@ -200,7 +200,8 @@ class Flat(AlgorithmOption):
         sliced: Callable[[int], Placed] | None = None,
     ) -> None:
         super().__init__(algorithm, detail, (PricedPhase(placed),))
-        self._make, self._place_sliced, self.searches = make, sliced, sliced is not None
+        self._make, self._place_sliced = make, sliced
+        self.searches: bool = sliced is not None
         self._phases = {1: self.parts[0]}
 
     def schedule(self, slices: int = 1) -> Schedule:

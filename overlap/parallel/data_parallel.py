@@ -123,7 +123,7 @@ class DataParallel(Bucketed[AveragedBucket, Params]):
         self._surviving, self._parameters = make_surviving_steps(
             rank, self._work, self.group, fresh, hook=hook, exact=exact
         )
-        self.steps = rank.epoch.step
+        self.steps: int = rank.epoch.step
         self._stream = rank.stream(f"gradients of {self.group.name}", window=in_flight)
         # Futures of the numbers that the gradients of the step that was sent last are multiplied with.
         self._factors: tuple[Future[object], ...] = ()

@@ -21,10 +21,10 @@ Ray 2.60 or later: `pip install ".[ray]"`. Tested with 2.60.
 
 try:
     import ray as _ray  # noqa: F401
-except ImportError as error:
+except ImportError as _error:
     from ..version import install_command
 
-    raise ImportError(f"overlap.ray needs Ray 2.60 or later: {install_command('ray')}") from error
+    raise ImportError(f"overlap.ray needs Ray 2.60 or later: {install_command('ray')}") from _error
 
 from .placement import ResourcesError
 from .running import run

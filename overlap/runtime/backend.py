@@ -49,7 +49,7 @@ class Backend(ABC):
 
     name: ClockName
     shapes_only = False
-    cleanup_s = 5.0
+    cleanup_s: float = 5.0
     detects_stalls = False
     pause: Callable[[], Coroutine[object, object, None]] = staticmethod(checkpoint)
 

@@ -74,7 +74,8 @@ class ComputeFuture(OwnCode[T_co]):
         caller: CallSite,
     ) -> None:
         # the base class's part is inlined, as in `CollectiveFuture`
-        self.state, self._taken, self.context, self.name = ISSUED, False, context, name
+        issued: OwnCode[T_co] = self  # the base class, which declares some of the attributes
+        issued.state, self._taken, issued.context, issued.name = ISSUED, False, context, name
         self._value = self._failure = self._waiters = self._callbacks = self._threads = self._thread_callbacks = None
         self.step: int | None = context.step
         self.function: Callable[..., T_co] | None = function
@@ -88,7 +89,7 @@ class ComputeFuture(OwnCode[T_co]):
         self.span: RawSpan | None = None
         self.cost: tuple[int, str] | None = None
         self.stream: str | None = None
-        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
+        issued.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
 
     @property
     def label(self) -> str:
@@ -381,7 +382,7 @@ class ThreadedCompute(ComputeStream):
         finally:
             end_ns = perf_counter_ns()
             wall_ns, cpu_ns = end_ns - started_ns, thread_time_ns() - started_cpu_ns
-            self.busy_ns += wall_ns
+            self.busy_ns: int = self.busy_ns + wall_ns
             self._idle_ns += wall_ns - cpu_ns
             info = (*operation.place, operation.issued_ns, operation.step)
             operation.span = "compute", self.lane, operation.name, started_ns, end_ns, info

@@ -69,7 +69,7 @@ class _CollectionInterval:
         gc.set_threshold(max([young, *self._wanted]) if young else 0, *older)  # 0: the program has switched it off
 
 
-collection_interval = _CollectionInterval()
+collection_interval: _CollectionInterval = _CollectionInterval()
 
 
 @contextmanager

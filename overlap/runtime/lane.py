@@ -51,8 +51,8 @@ class Queue:
     identity: str = ""  # a lane has one; a queue has no name that other ranks know
 
     def __init__(self, name: QueueName, group: Key) -> None:
-        self.name = name
-        self.group = group
+        self.name: QueueName = name
+        self.group: Key = group
         self.receives: deque[Message[object]] = deque()
         self.searching: Message[object] | None = None
         self.scope: trio.CancelScope | None = None

@@ -114,6 +114,12 @@ class Message(CollectiveFuture[T_co]):
     _given_out: object  # `out` as the program has passed it
     _use: object  # Keeps the group in use until the message ends
     __slots__ = tuple(__annotations__)
+    # attributes of the base class that several methods here set, in forms from which checkers infer different types
+    caller_out: object
+    priority: int
+    locked: tuple[Array, ...]
+    awaited_ns: int | None
+    poll: Callable[[], None] | None
 
     def __init__(
         self,
@@ -130,10 +136,11 @@ class Message(CollectiveFuture[T_co]):
         flat: bool,
     ) -> None:
         context, group = messages.context, messages.group
-        self.state, self._taken = ISSUED, False
+        issued: CollectiveFuture[T_co] = self  # the base class, which declares some of the attributes
+        issued.state, self._taken = ISSUED, False
         self._value = self._failure = self._waiters = self._callbacks = self._threads = self._thread_callbacks = None
-        self.messages, self._use, self.port = messages, messages.use(), cast("Port", messages)
-        self.kind, self.context, self.member = P2P, context, group
+        self.messages, self._use, issued.port = messages, messages.use(), cast("Port", messages)
+        issued.kind, issued.context, issued.member = P2P, context, group
         self.receives, self.peer, self.given_peer, self.tag, self.flat, self.lane = (
             receives, peer, peer, tag, flat, None
         )  # fmt: skip
@@ -142,16 +149,16 @@ class Message(CollectiveFuture[T_co]):
         else:
             self.peer_rank = peer_rank = group.label[1][peer]
             self.members = (peer_rank, context.rank) if receives else (context.rank, peer_rank)
-        self.input, self.out, self._given_out = x, out, out  # type: ignore[assignment]  # checked later
-        self.caller_out = self.input_changed = self.source = self.target = self.plan = None
-        self.memory = self.awaited_ns = self.scope = self.poll = self.deadline_s = None
+        issued.input, self.out, self._given_out = x, out, out  # type: ignore[assignment]  # checked later
+        self.caller_out = issued.input_changed = issued.source = self.target = issued.plan = None
+        issued.memory = self.awaited_ns = issued.scope = self.poll = self.deadline_s = None
         self.buffers = self.pattern = self.request = self.tree_memory = self.on_withdrawn = self.transfer_over = None
         self.locked, self.moves_at_once, self.arrival_number = (), False, 0
-        self.priority, self.algorithm, self.record, self.seq = priority, "direct", -1, 0
-        self.name, default = "recv" if receives else "send", name is None
+        self.priority, issued.algorithm, issued.record, issued.seq = priority, "direct", -1, 0
+        issued.name, default = "recv" if receives else "send", name is None
         if not default:
-            self.name = checked_name(name, self.name)
-        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
+            issued.name = checked_name(name, self.name)
+        issued.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
         if context.closed:
             raise context.closed_rank_error()
         if type(priority) is not int and not isinstance(priority, int):
@@ -161,7 +168,7 @@ class Message(CollectiveFuture[T_co]):
                 check_timeout(timeout_s)
             self.deadline_s = timeout_s
         rank, step = STEP_OF_TASK.get()
-        self.step = step if rank is context else context.step
+        issued.step = step if rank is context else context.step
 
     # -- its names -----------------------------------------------------------------------------------------------------
 

@@ -84,8 +84,9 @@ class TaskFuture(OwnCode[T_co]):
 
     def __init__(self, context: RankContext, name: str, caller: CallSite, *, prompt: bool, daemon: bool) -> None:
         super().__init__()
-        self.name, self.context = name, context
-        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
+        issued: OwnCode[T_co] = self  # the base class, which declares some of the attributes
+        issued.name, issued.context = name, context
+        issued.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
         self._prompt, self._scope = prompt, trio.CancelScope()
         self.daemon: bool = daemon
 

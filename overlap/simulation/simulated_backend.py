@@ -113,7 +113,7 @@ class SimulatedBackend(Backend):
     fabric: SimulatedFabric
 
     name: ClockName = "virtual"
-    cleanup_s = 0.0
+    cleanup_s: float = 0.0
     detects_stalls = True
 
     def __init__(

@@ -171,10 +171,11 @@ class SymmetricLane(Lane):
 
     def __init__(self, name: LaneName, group: Key, pairs: SymmetricCommunicator, place: int) -> None:
         # A `Lane` has no constructor: its creator sets the attributes, as `Inbox.open_lane` does for usual lanes.
-        self.name, self.queue, self.src = name, QueueName(*name[:3]), name[3]
-        self.group, self.by_wire = group, False
-        self.messages, self.arrived = (deque(), deque()), [None, None]
-        self.numbers, self.returned = [0, 0], []
+        lane: Lane = self
+        lane.name, lane.queue, lane.src = name, QueueName(*name[:3]), name[3]
+        lane.group, lane.by_wire = group, False
+        lane.messages, lane.arrived = (deque(), deque()), [None, None]
+        lane.numbers, lane.returned = [0, 0], []
         self.pairs, self.place = pairs, place
 
     def missing_ranks(self, message: Message[object]) -> list[int]:

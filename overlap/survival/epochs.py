@@ -161,7 +161,7 @@ class SurvivingRun:
             folder, restart_count(), self._number, self.member, self.world,
             address=self._address if several else None, limit_s=run_config.lost_after_s,
         )  # fmt: skip
-        self.place = own_place
+        self.place: ProcessPlace = own_place
         self._listener, self._size = listen((self._address, 0)), own_place.processes
         self._processes_per_host = own_place.processes // own_place.nodes
         state_dir = run_config.state_dir or str(folder / "state")

@@ -85,7 +85,8 @@ class SharedStore(dist.Store):  # type: ignore[misc]
         self._let_others_run("all keys")
         return len(self._values)
 
-    deleteKey, getNumKeys = delete_key, num_keys  # names by which C++ calls these
+    deleteKey = delete_key  # names by which C++ calls these
+    getNumKeys = num_keys
 
     def append(self, key: str, value: Any) -> None:
         """Append to a value, which may be missing."""
@@ -253,7 +254,7 @@ class HashStore(SharedStore):
         super().__init__({})
 
 
-STORES = {"TCPStore": TCPStore, "FileStore": FileStore, "HashStore": HashStore}
+STORES: dict[str, type[SharedStore]] = {"TCPStore": TCPStore, "FileStore": FileStore, "HashStore": HashStore}
 """Replacements of the stores of torch.distributed, by name."""
 
 

@@ -23,10 +23,10 @@ the entry points of installed packages need no import.
 
 try:
     import torch as _torch  # noqa: F401
-except ImportError as error:
+except ImportError as _error:
     from ..version import install_command
 
-    raise ImportError(f"overlap.torch needs PyTorch 2.7 or later: {install_command('torch')}") from error
+    raise ImportError(f"overlap.torch needs PyTorch 2.7 or later: {install_command('torch')}") from _error
 
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING

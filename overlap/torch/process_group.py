@@ -66,7 +66,7 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
         """Return the name of this group in torch."""
         return self._name
 
-    group_name = property(getGroupName)
+    group_name: property = property(getGroupName)
 
     def _set_group_name(self, name: str) -> None:
         self._name = name
@@ -77,7 +77,7 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
         """Return the description of this group in torch."""
         return self._description
 
-    group_desc = property(getGroupDesc)
+    group_desc: property = property(getGroupDesc)
 
     def _set_group_desc(self, description: str) -> None:
         self._description = description

@@ -110,7 +110,8 @@ class WaitIndex:
     """
 
     def __init__(self, views: Iterable[RankView], size: int) -> None:
-        newest_views, self.doubtful = _newest_views(views)
+        newest_views, doubtful = _newest_views(views)
+        self.doubtful: set[int] = doubtful
         self.views: dict[int, RankView] = _add_unknown_ranks(_rename_equal_groups(newest_views), size)
         # A `defaultdict`: looking for an operation that nobody has called finds no ends.
         self.ends_at: dict[tuple[str, str, int], dict[int, End]] = defaultdict(dict)

@@ -76,7 +76,7 @@ class EfaLink(MatchedLink):
 
     def set_limits(self, limits: Limits) -> None:
         """Set the limits that both processes have agreed on, by making a new engine; before the first message only."""
-        self.engine = self._new_engine(limits)
+        self.engine: Engine = self._new_engine(limits)
         self.engine.incoming.flush_answers = self.flush
         self.departures = Departures(self.engine.outgoing, limits, self.memory)
 

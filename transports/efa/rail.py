@@ -513,7 +513,7 @@ class StreamRail(Rail):
         parts = self.take_due_frames()
         if parts:
             await self._stream.send_all(b"".join(parts))
-            self.written_bytes += sum(len(part) for part in parts)
+            self.written_bytes: int = self.written_bytes + sum(len(part) for part in parts)
             self.record_frames_written()
             return
         self._go_idle()

@@ -65,7 +65,7 @@ class MessageEnd(Request):
             expected_bytes: Length that the receiver names.
         """
         if self.signature is not None and not self.signature.agrees(theirs.fingerprint):
-            self.theirs = theirs
+            self.theirs: PlainSignature | None = theirs
             return SignatureMismatchError(theirs, **lane_fields(self.lane))
         if sent_bytes == expected_bytes:
             return None
@@ -120,7 +120,9 @@ class Send(MessageEnd):
     cancelled = False
 
     def __init__(self, lane: Lane, view: memoryview, priority: int, signature: Signature | None = None) -> None:
-        self.lane, self.view, self.nbytes, self.priority, self.signature = lane, view, view.nbytes, priority, signature
+        end: MessageEnd = self  # the base class, which declares most of the attributes
+        end.lane, end.view, end.nbytes, end.signature = lane, view, view.nbytes, signature
+        self.priority: int = priority
 
     def end(self, error: Exception | None = None, *, withdrawn: bool = False) -> None:
         """End the send, see `Request.end`.
@@ -168,8 +170,9 @@ class Receive(MessageEnd):
     rolling = False
 
     def __init__(self, lane: Lane, view: memoryview | None, nbytes: int, signature: Signature | None = None) -> None:
-        self.lane, self.view, self.signature = lane, view, signature
-        self.nbytes = self.missing_bytes = nbytes
+        end: MessageEnd = self  # the base class, which declares some of the attributes
+        end.lane, self.view, end.signature = lane, view, signature
+        end.nbytes = self.missing_bytes = nbytes
         self.wants_loan: bool = view is None
         self.seen: set[int] = set()
 
@@ -190,7 +193,8 @@ class Receive(MessageEnd):
         error = self.mismatch(theirs, sent_bytes=sent_bytes, expected_bytes=expected_bytes)
         if error is not None or self.nbytes != OPEN:
             return error
-        self.theirs, self.nbytes, self.missing_bytes = theirs, sent_bytes, sent_bytes
+        end: MessageEnd = self
+        end.theirs, end.nbytes, self.missing_bytes = theirs, sent_bytes, sent_bytes
         if self.allocate is None:
             return None
         try:
@@ -206,7 +210,7 @@ class Receive(MessageEnd):
             self.loan = payload if type(payload.obj) is bytes else memoryview(bytes(payload))
         else:
             self.view[:] = payload
-        self.matched = True
+        self.matched: bool = True
         self.end()
 
     def consume_early_chunks(self, chunk_bytes: int) -> None:

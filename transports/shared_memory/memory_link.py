@@ -83,15 +83,16 @@ class MemoryRequest(MessageEnd):
         loan: memoryview | None = None,
         signature: Signature | None = None,
     ) -> None:
-        self.link, self.lane, self.memory = link, lane, link.memory
-        self.nbytes, self.done, self.receives, self.loan, self.signature = nbytes, done, receives, loan, signature
+        end: MessageEnd = self  # the base class, which declares most of the attributes
+        self.link, end.lane, end.memory = link, lane, link.memory
+        end.nbytes, end.done, self.receives, self.loan, end.signature = nbytes, done, receives, loan, signature
         self.allocate: Callable[[Any], Buffer] | None = None
 
     def withdraw(self) -> None:
         """Cancel the request if it has not matched."""
         if not self.ended:
             self.link.engine.withdraw(self.op)
-            self.matched = bool(self.op.met)
+            self.matched: bool = bool(self.op.met)
             if self.op.state == WITHDRAWN:  # any other end is reported by the engine
                 self.settle()
 
@@ -133,7 +134,8 @@ class MemoryRequest(MessageEnd):
         if self.ended:  # a thread was interrupted before it removed the request
             self.link.calls.pop(self, None)
         elif not self.op.met:
-            self.error = TransportClosedError("the transport has been closed", **lane_fields(self.lane))
+            closed = TransportClosedError("the transport has been closed", **lane_fields(self.lane))
+            self.error: Exception | None = closed
             self.withdraw()
 
     def _allocate_and_accept(self) -> None:
@@ -142,8 +144,9 @@ class MemoryRequest(MessageEnd):
         If the memory cannot be made, the message is refused, and the receive fails.
         """
         engine, sized = self.link.engine, self.op
-        fingerprint, text, self.nbytes = sized.theirs
-        self.theirs = PlainSignature(fingerprint, text)
+        fingerprint, text, nbytes = sized.theirs
+        self.nbytes: int = nbytes
+        self.theirs: PlainSignature | None = PlainSignature(fingerprint, text)
         try:
             if self.allocate is None:
                 self.loan = memory = self.link.memory.take(self.nbytes)

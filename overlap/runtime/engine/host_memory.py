@@ -210,7 +210,8 @@ class HostPlan(CallPlan):
         except Exception:  # such as lack of memory: `start` tries again, and reports the error
             return False
         if self.submit is None and self.takes_memory:
-            self.engine, self.submit = board.engine, board.make_submitter(self.table)
+            self.engine: engine.Engine = board.engine
+            self.submit: Callable[..., Run | None] | None = board.make_submitter(self.table)
         if run.run is None or run.run.state != engine.DONE:
             self._started_early = run
             return False
@@ -285,7 +286,8 @@ class HostRun(OperationRun):
     __slots__ = ("_is_over", "_match", "_plan")
 
     def __init__(self, plan: HostPlan, operation: Operation) -> None:
-        self._plan, self.operation = plan, operation
+        self._plan = plan
+        self.operation: Operation = operation
         self._match: Match | None = None
         self.run: Run | None = None
         self._is_over = False
@@ -544,7 +546,7 @@ class HostShapeWait(HostRun):
         """Let the engine wait until the root has written its row."""
         plan, operation = self._plan, self.operation
         tag = (operation.seq & 0xFFFF) << CHANNEL_BITS  # without a call, so that every row differs from it
-        self.run = plan.board.submit(
+        self.run: Run | None = plan.board.submit(
             _table_until_root_writes(plan.position, plan.call.size, plan.call.root), self, operation.seq, tag, 0, 0,
             operation.priority, 0, 0, signature=plan.signature_at(operation.place),
         )  # fmt: skip
