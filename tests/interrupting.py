@@ -65,10 +65,11 @@ class Tracer:
 def sample(passed: Counter[Line], count: int, seed: int) -> list[tuple[Line, int]]:
     """Return some of the lines that a program has passed, and for each the turn at which to interrupt it.
 
-    Where a turn is returned the interpreter looks for no signals: no call and no loop comes right before it.
+    Where a turn is returned, and at a `try:`, also one within a `finally:`, the interpreter looks for no signals: no
+    call and no loop comes right before it.
     """
-    chance, returns_turn = Random(seed), ("try:  # noqa: SIM105", "leave()")
-    lines = [each for each in sorted(passed.items()) if not getline(*each[0]).strip().startswith(returns_turn)]
+    chance, never = Random(seed), ("try:", "leave()")
+    lines = [each for each in sorted(passed.items()) if not getline(*each[0]).strip().startswith(never)]
     return [(line, chance.randint(1, turns)) for line, turns in chance.sample(lines, count)]
 
 
