@@ -515,10 +515,15 @@ class Message(CollectiveFuture[T_co]):
         self._end_as_cancelled()
         return True
 
+    def abandon(self, error: BaseException) -> None:
+        """Fail because the world has ended; but a receive that is being cancelled ends as `cancel` has promised."""
+        super().abandon(self._cancellation() if self.state is CANCELLING else error)
+
     def _end_as_cancelled(self) -> None:
-        settle_and_deliver(
-            self, None, Failure(FutureCancelledError(f"{self.label} ({self.call_site}) was cancelled"), seen=True)
-        )
+        settle_and_deliver(self, None, Failure(self._cancellation(), seen=True))
+
+    def _cancellation(self) -> FutureCancelledError:
+        return FutureCancelledError(f"{self.label} ({self.call_site}) was cancelled")
 
     @property
     def _wants_no_message(self) -> bool:

@@ -373,6 +373,32 @@ def test_a_receive_is_cancelled_whatever_a_wire_decides_later(sent: str) -> None
     assert len(asked) == (sent == "before")
 
 
+def test_a_receive_that_is_cancelled_stays_so_if_the_world_ends_before_the_wire_decides() -> None:
+    asked: list[Callable[[], None]] = []
+    found: list[bool] = []
+
+    def decide(withdraw: Callable[[], None]) -> None:
+        asked.append(withdraw)
+        if len(asked) > 1:  # the first is never answered
+            withdraw()
+
+    async def main(rank: R) -> None:
+        await rank.barrier()
+        if rank.rank == 1:
+            raise ValueError("planted")
+        receive = rank.recv(LIKE, 1)
+        found.extend([receive.cancel(), receive.state is CANCELLING])
+        try:
+            with pytest.raises(overlap.FutureCancelledError):
+                await receive
+        finally:
+            found.append(receive.cancelled())
+
+    with pytest.raises(overlap.RankFailedError, match="planted"):
+        overlap.run(main, ranks=2, transport=DecidingLater(NeuronLink(2), decide), timeout_s=TIMEOUT_S)
+    assert found == [True, True, True]
+
+
 def test_a_receive_that_is_known_to_have_met_its_message_is_not_cancelled() -> None:
     """A thread copies the long message."""
     sent = trio.Event()
