@@ -26,7 +26,7 @@ STOP_S = {"real": 0.1, "virtual": 50.0}  # time limit of a world whose program s
 SEARCH_S = 60.0  # of the search for a smaller program that fails, too
 # Faults after which a world may end well, because no rank waits for what has failed.
 HARMLESS = (None, "leave", "abort", "cancel")
-CONNECTED = {"task": "raise", "nursery": "raise", "interrupt": "raise", "stall": "leave"}  # threads have no loop
+CONNECTED = {"task": "raise", "nursery": "raise", "interrupt": "raise", "stall": "raise"}  # threads have no loop
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
