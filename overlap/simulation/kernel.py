@@ -184,12 +184,11 @@ class Kernel:
         """
         import trio.testing  # loads pytest where that is installed, for longer than all of Trio takes
 
-        with collection_interval.at_least(_OBJECTS_BETWEEN_COLLECTIONS):
-            return trio.run(self._run_in_loop, main, args, clock=self.clock)
+        return trio.run(self._run_in_loop, main, args, clock=self.clock)
 
     async def _run_in_loop(self, main: Callable[..., Awaitable[T]], args: tuple[object, ...]) -> T:
         """Run the program in parallel with the task that moves the clock; return its result, or raise its error."""
-        with deferring_interrupts():
+        with deferring_interrupts(), collection_interval.at_least(_OBJECTS_BETWEEN_COLLECTIONS):
             # With 0 tokens no task gets a thread: trio.to_thread.run_sync waits, and `_OutsideWaits` notices that.
             trio.to_thread.current_default_thread_limiter().total_tokens = 0
             trio.lowlevel.add_instrument(self.task_names)

@@ -21,6 +21,7 @@ import trio
 import overlap
 from overlap import signals
 from overlap.diagnostics import is_ours
+from overlap.runtime import interpreter
 from overlap.runtime.interpreter import (
     GC_THRESHOLD,
     SWITCH_INTERVAL_S,
@@ -373,6 +374,19 @@ def test_handlers_of_signals_are_restored_at_each_line() -> None:
         Tracer(line, 1).run(program)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, line
         assert (signals._installed_handlers, signals._live_worlds) == ([], []), line
+
+
+def test_settings_of_the_interpreter_are_restored_at_each_line(clock: str) -> None:
+    def program() -> list[float]:
+        return overlap.run(main, ranks=2, clock=clock)
+
+    before, first = settings(), Tracer()
+    assert first.run(program) is None
+    passed = [line for line in first.passed if line[0] == interpreter.__file__]
+    assert passed
+    for line in passed:
+        Tracer(line, 1).run(program)
+        assert settings() == before, line
 
 
 @pytest.mark.slow
